@@ -1,0 +1,192 @@
+"""Fanout exchanges: broadcast over pub/sub, for remote control and events.
+
+Topics and binding sets are those of kombu's own Redis transport, so that control commands and events pass between
+its workers and ours.  Binding sets are also the routing tables of direct and topic exchanges.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from kombu.utils.json import loads
+from redis.exceptions import ConnectionError as DriverConnectionError
+
+from .connections import Connection, Link
+from .options import Options
+
+logger = logging.getLogger(__name__)
+
+#: Seconds within which a PING on the subscribed connection must be answered.
+PONG_SECONDS = 5.0
+
+#: Messages read at a time, so that a flood of events does not keep tasks from being served.
+RECEIVE_BATCH = 100
+
+Deliver = Callable[[dict[str, Any]], None]
+
+
+class Fanout:
+    """One subscribed connection per transport, shared by its channels."""
+
+    def __init__(self, link: Link, options: Options, db: int) -> None:
+        self.link = link
+        self.options = options
+        prefix = options.fanout_prefix
+        plain = prefix if isinstance(prefix, str) else "/{db}." if prefix else ""
+        self._topic_prefix = options.global_keyprefix + plain.format(db=db)
+        self.connection: Connection | None = None
+        self._subscribers: dict[str, list[Deliver]] = {}
+        self._pinged: float | None = None
+
+    def topic(self, exchange: str, routing_key: str | None) -> str:
+        """The topic of an exchange; with a routing key (or its pattern), a part of it."""
+        tail = f"/{routing_key}" if routing_key and self.options.fanout_patterns else ""
+        return f"{self._topic_prefix}{exchange}{tail}"
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is subscribed."""
+        return bool(self._subscribers)
+
+    def publish(self, exchange: str, routing_key: str | None, payload: str) -> None:
+        """Send to everybody who listens now."""
+        self.link.call("PUBLISH", self.topic(exchange, routing_key), payload)
+
+    def subscribe(self, pattern: str, deliver: Deliver) -> None:
+        """Call `deliver` with each message on topics that match `pattern`."""
+        subscribers = self._subscribers.setdefault(pattern, [])
+        subscribers.append(deliver)
+        if len(subscribers) == 1:
+            if self.sock is None:
+                self.connect()
+            else:
+                self._send("PSUBSCRIBE", pattern)
+
+    def unsubscribe(self, pattern: str, deliver: Deliver) -> None:
+        """Undo `subscribe`."""
+        subscribers = self._subscribers.get(pattern, [])
+        if deliver in subscribers:
+            subscribers.remove(deliver)
+        if not subscribers and self._subscribers.pop(pattern, None) is not None and self.sock is not None:
+            self._send("PUNSUBSCRIBE", pattern)
+
+    @property
+    def sock(self) -> Any:
+        """The connected socket, if there is one."""
+        return getattr(self.connection, "_sock", None)
+
+    def connect(self) -> None:
+        """(Re)connect and subscribe to everything.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: the server cannot be reached.
+        """
+        self.close()
+        # The socket timeout bounds reads of a message that has begun to come.
+        connection = self.link.dedicated()
+        connection.connect()
+        self.connection = connection
+        if self._subscribers:
+            self._send("PSUBSCRIBE", *self._subscribers)
+
+    def receive(self) -> int:
+        """Read and deliver what has come; returns the number of messages.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: the connection is lost.
+        """
+        delivered = 0
+        connection = self.connection
+        while (
+            delivered < RECEIVE_BATCH
+            and connection is not None
+            and connection is self.connection
+            and connection.can_read(0)
+        ):
+            reply: Any = connection.read_response()
+            if reply[0] == b"pong":
+                self._pinged = None
+            elif reply[0] == b"pmessage":
+                delivered += self._deliver(reply[1].decode(), reply[2], reply[3])
+        return delivered
+
+    def check(self) -> None:
+        """Called now and then: a half-open connection accepts a PING, but does not answer it."""
+        if self.sock is None:
+            if self.active:
+                self.connect()
+        elif self._pinged is None:
+            self._pinged = monotonic()
+            self._send("PING")
+        elif monotonic() - self._pinged > PONG_SECONDS:
+            logger.warning("the fanout connection does not answer; subscribing anew")
+            self.connect()
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._pinged = None
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.disconnect()
+
+    def _send(self, *command: str) -> None:
+        if self.connection is None:
+            raise DriverConnectionError("the fanout connection is closed")
+        self.connection.send_command(*command, check_health=False)
+
+    def _deliver(self, pattern: str, topic: bytes, data: bytes) -> int:
+        try:
+            message = loads(data)
+        except ValueError as exc:
+            logger.warning("fanout topic %r: dropped a message that is not JSON: %s", topic, exc)
+            return 0
+        subscribers = list(self._subscribers.get(pattern, ()))
+        for deliver in subscribers:
+            deliver(message)
+        return len(subscribers)
+
+
+class Bindings:
+    """Which queues an exchange routes to: a set per exchange, shared by all processes."""
+
+    def __init__(self, link: Link, options: Options) -> None:
+        self.link = link
+        self.separator = options.sep
+        self._prefix = options.global_keyprefix
+
+    def _key(self, exchange: str) -> str:
+        return f"{self._prefix}_kombu.binding.{exchange}"
+
+    def _permanent(self, exchange: str) -> str:
+        # kombu 5.7 sweeps the table of an exchange that has no permanent member and no recent use.
+        return f"{self._prefix}_kombu.binding_permanent.{exchange}"
+
+    def _member(self, routing_key: str | None, pattern: str | None, queue: str | None) -> str:
+        return self.separator.join([routing_key or "", pattern or "", queue or ""])
+
+    def add(
+        self, exchange: str, routing_key: str, pattern: str | None, queue: str, permanent: bool
+    ) -> None:
+        """Bind `queue`; one that expires, or is deleted with its consumer, is not `permanent`."""
+        member = self._member(routing_key, pattern, queue)
+        commands = [("SADD", self._key(exchange), member)]
+        if permanent:
+            commands.append(("SADD", self._permanent(exchange), member))
+        self.link.pipeline(commands, raise_on_error=True)
+
+    def remove(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
+        """Unbind `queue`."""
+        member = self._member(routing_key, pattern, queue)
+        self.link.pipeline(
+            [("SREM", self._key(exchange), member), ("SREM", self._permanent(exchange), member)],
+            raise_on_error=True,
+        )
+
+    def table(self, exchange: str) -> list[tuple[str, str, str]]:
+        """The bindings of an exchange: (routing key, pattern, queue)."""
+        members = self.link.call("SMEMBERS", self._key(exchange))
+        rows = (member.decode().split(self.separator) for member in members)
+        return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]

@@ -1,0 +1,80 @@
+"""The only place that spells a Redis key.
+
+Everything of one queue lives under one base, ``<prefix>fairlanes:<layout>:{<queue>}:``.  The braces are the
+Redis Cluster hash tag, so a queue is one slot and a script may touch all of it.  The layout number is part of
+the key: two versions with different layouts never read each other's data.
+
+========== ====== ================================================================================
+part       type   meaning
+========== ====== ================================================================================
+queue      hash   the queue's state and its lanes' defaults: ``vt`` (virtual time), ``arrivals`` (counter),
+                  ``paused``, ``keeper`` + ``keeper_until`` (timekeeper), ``expires`` (ms), ``weight``,
+                  ``limit``, ``rate``, ``burst``, ``max_size``, ``fairness``, ``mean`` (seconds)
+totals     hash   counters since the queue began: enqueued, claimed, acked, released, expired, rejected, ...
+ring       zset   lane -> virtual time of its next turn; exactly the lanes that can be served now
+waiting    zset   lane -> time (ms) at which its throttle or rate lets it back on the ring
+lanes      zset   lane -> 0; lanes with ready or leased messages (an index to page through)
+configured zset   lane -> 0; lanes with settings of their own (an index to page through)
+message    hash   tag -> record (lua/include/record.lua)
+envelope   hash   tag -> JSON: content type, content encoding, headers, properties
+body       hash   tag -> the body's bytes
+leases     zset   tag -> deadline (ms); claimed messages and running slots
+delayed    zset   tag -> due time (ms)
+dead       zset   tag -> time of death (ms)
+reasons    hash   tag -> why a dead message died
+finished   zset   tag -> time (ms); recently acked, so that a retried publish does not run twice
+wake       list   at most one token; parked consumers block on it
+---------- ------ ------------------------------------------------------------ one key per lane:
+ready:     zset   tag -> order (priority * 2^49 + arrival)
+flight:    set    tags leased from the lane
+settings:  hash   what an operator configured: weight, limit, rate, burst, max_size, paused
+throttle:  string time (ms) until which the lane is off the ring; expires then
+bucket:    hash   rate bucket: tokens, at (ms); expires when full
+work:      hash   fairness by time: mean (s), debt (s); expires after an hour
+========== ====== ================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Version of the key layout and of the scripts' data formats.
+LAYOUT: Final = 1
+
+#: Parts that exist once per queue.
+QUEUE_PARTS: Final = (
+    "queue", "totals", "ring", "waiting", "lanes", "configured", "message", "envelope", "body",
+    "leases", "delayed", "dead", "reasons", "finished", "wake",
+)  # fmt: skip
+
+#: Parts that exist once per lane; the lane's name follows.
+LANE_PARTS: Final = ("ready", "flight", "settings", "throttle", "bucket", "work")
+
+#: Part name -> what stands behind the base.
+PARTS: Final = {**{p: p for p in QUEUE_PARTS}, **{p: f"{p}:" for p in LANE_PARTS}}
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` (``global_keyprefix``), or raise `ValueError`: braces would move the hash tag."""
+    if "{" in prefix or "}" in prefix:
+        raise ValueError(
+            f"global_keyprefix {prefix!r} contains a brace: '{{' and '}}' mark the Redis Cluster hash tag; "
+            "choose a prefix without braces"
+        )
+    return prefix
+
+
+def base(queue: str, prefix: str = "") -> str:
+    """The key base of `queue`: what every key of it starts with."""
+    escaped = queue.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    return f"{prefix}fairlanes:{LAYOUT}:{{{escaped}}}:"
+
+
+def queues(prefix: str = "") -> str:
+    """Set of the names of all durable queues (not those with ``x-expires`` or auto-delete)."""
+    return f"{prefix}fairlanes:{LAYOUT}:queues"
+
+
+def part(queue_base: str, name: str, lane: str = "") -> str:
+    """The key of part `name` (one of `PARTS`) under `queue_base`."""
+    return f"{queue_base}{PARTS[name]}{lane}"

@@ -1,0 +1,60 @@
+-- Finish messages: each is gone if the fence (attempt, token) is the current one.
+--
+-- An ack that comes after the deadline but before another claim counts, wherever the message then is (not
+-- from dead): it saves a duplicate.
+--
+-- KEYS[1]  base of the queue's keys
+-- ARGV[1]  now        ms; '' = the server's clock
+-- ARGV[2]  consumer   id of the consumer, for the timekeeper's role
+-- ARGV[3]  will_park  1: after this call the consumer will park if there is no need
+-- ARGV[4]  tag        and then, per message, four in all: tag, attempt, token,
+-- ARGV[5]  attempt
+-- ARGV[6]  token
+-- ARGV[7]  keep_slot  1: the task still runs; keep its slot if the lane has a limit or is charged by time
+-- RETURNS  { need 0|1, ms until the timekeeper claims again or -1, then per message 2 done and its slot kept,
+--            1 done, 0 stale, -1 gone }
+-- ERRORS   none
+-- COST     O(log n) per message
+--@include clock record settings ring wake
+
+begin_writes()
+local now, q = now_ms(ARGV[1]), queue_state()
+
+local function ack(tag, attempt, token, keep_slot)
+  local r = load_record(tag)
+  if not r or r.slot then return -1 end
+  if r.attempt ~= attempt or r.token ~= token then return 0 end
+  local leased = redis.call('ZSCORE', K.leases, tag)
+  if not leased and redis.call('ZREM', K.ready .. r.lane, tag) + redis.call('ZREM', K.delayed, tag) == 0 then
+    return 0
+  end
+  if leased and keep_slot and (q.by_time or lane_settings(q, r.lane).limit) then
+    r.slot = true
+    save_record(tag, r)
+    redis.call('HDEL', K.envelope, tag)
+    redis.call('HDEL', K.body, tag)
+  else
+    r.slot = false
+    if leased then end_lease(tag, r) end
+    forget(tag)
+    place(q, r.lane, now)
+  end
+  redis.call('ZADD', K.finished, now, tag)
+  return r.slot and 2 or 1
+end
+
+local answers, done = { 0, -1 }, 0
+for i = 4, #ARGV, 4 do
+  local answer = ack(ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], ARGV[i + 3] == '1')
+  if answer > 0 then done = done + 1 end
+  answers[#answers + 1] = answer
+end
+-- What was finished is remembered for five minutes, 10,000 messages at most.
+redis.call('ZREMRANGEBYSCORE', K.finished, '-inf', now - 300000)
+redis.call('ZREMRANGEBYRANK', K.finished, 0, -10001)
+redis.call('PEXPIRE', K.finished, 300000)
+count('acked', done)
+answers[2] = keep_time(q, ARGV[2], ARGV[3] == '1' and redis.call('EXISTS', K.ring) == 0, now)
+answers[1] = rearm(q)
+touch(q)
+return answers

@@ -1,0 +1,71 @@
+-- Claim up to `max` messages, each lane in its turn: every one becomes a lease, and its attempt goes up.
+--
+-- First what time has brought is swept (expired leases, due messages, throttles and rates that have ended).
+--
+-- KEYS[1]  base of the queue's keys
+-- ARGV[1]  now        ms; '' = the server's clock
+-- ARGV[2]  max        messages at most; 0 = only sweep and keep the time
+-- ARGV[3]  lease      ms until the deadline
+-- ARGV[4]  token      unique for this call; with the attempt it is the fence
+-- ARGV[5]  consumer   id of the claimer, for the timekeeper's role
+-- ARGV[6]  will_park  1: after this call the consumer will park if there is no need; 2: if it gets fewer
+--                     than `max`; 0: it will not
+-- ARGV[7]  policy     what happens to failures (include failure)
+-- RETURNS  { need 0|1, ms until the timekeeper claims again or -1,
+--            then per message: tag, attempt, failures, lane, born (ms), envelope, body }
+-- ERRORS   none
+-- COST     O(max * log n); one lookup when the queue is empty
+--@include clock record settings ring wake failure sweep
+
+begin_writes()
+if redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 then
+  if redis.call('EXISTS', K.queue) == 1 then touch(queue_state()) end
+  return { 0, -1 }
+end
+
+-- charge(q, r): the cost of serving the message, in virtual time for a weight of 1.
+local function charge(q, r)
+  if not q.by_time then return r.cost end
+  r.cost = tonumber(redis.call('HGET', K.work .. r.lane, 'mean') or q.mean)
+  return r.cost
+end
+
+local now, max, deadline = now_ms(ARGV[1]), tonumber(ARGV[2]), nil
+local q, policy = queue_state(), parse_policy(ARGV[7])
+deadline = now + tonumber(ARGV[3])
+sweep_expired(q, policy, now)
+sweep_due(q, now)
+trim_dead(policy, now)
+
+local claimed = { 0, -1 }
+local taken = 0
+while taken < max and not q.paused do
+  local head = redis.call('ZRANGE', K.ring, 0, 0, 'WITHSCORES')
+  local lane = head[1]
+  if not lane then break end
+  local s = lane_settings(q, lane)
+  local tag = redis.call('ZPOPMIN', K.ready .. lane)[1]
+  local r = tag and load_record(tag)
+  if r then
+    r.attempt, r.token = r.attempt + 1, ARGV[4]
+    q.vt = tonumber(head[2])
+    redis.call('ZADD', K.ring, q.vt + charge(q, r) / s.weight, lane)
+    save_record(tag, r)
+    redis.call('ZADD', K.leases, deadline, tag)
+    redis.call('SADD', K.flight .. lane, tag)
+    if s.rate then spend_token(s, lane, now) end
+    taken = taken + 1
+    for _, value in ipairs({ tag, r.attempt, r.failures, lane, string.format('%.0f', r.born),
+      redis.call('HGET', K.envelope, tag) or '', redis.call('HGET', K.body, tag) or '' }) do
+      claimed[#claimed + 1] = value
+    end
+  end
+  place(q, lane, now)
+end
+if taken > 0 then redis.call('HSET', K.queue, 'vt', string.format('%.17g', q.vt)) end
+count('claimed', taken)
+local will_park = ARGV[6] == '1' or (ARGV[6] == '2' and taken < max)
+claimed[2] = keep_time(q, ARGV[5], will_park, now)
+claimed[1] = rearm(q)
+touch(q)
+return claimed

@@ -1,0 +1,80 @@
+-- Set and unset what an operator configures of one lane; it acts on the backlog at once.
+--
+-- A new weight moves a lane that waits for its turn at once: the rest of its way, score - vt, is stretched by
+-- old / new. A new rate or burst leaves the lane the tokens that it has.
+--
+-- KEYS[1]  base of the queue's keys
+-- ARGV[1]  now    ms; '' = the server's clock
+-- ARGV[2]  lane   tenant
+-- ARGV[3]  field  and then, per setting, two in all: field, value
+-- ARGV[4]  value  '' = unset, so that the queue's default is in force; or
+--                 weight 0.001 to 1000; limit, max_size whole, >= 1, or 'none' whatever the default;
+--                 rate tokens/period_ms or 'none'; burst >= 1; paused 1
+-- RETURNS  number of settings that the lane has now
+-- ERRORS   FLARG a field is unknown, or a value out of range; nothing was changed
+-- COST     O(log n) of the ring
+--@include clock record settings ring wake
+
+local function number(low, high, whole)
+  return function(text)
+    local n = tonumber(text)
+    return n and n >= low and n <= high and (not whole or n == math.floor(n))
+  end
+end
+
+local function or_none(check)
+  return function(text) return text == 'none' or check(text) end
+end
+
+local function rate(text)
+  local tokens, period = string.match(text, '^(%S+)/(%S+)$')
+  return tokens and number(1e-9, 1e9)(tokens) and number(1, 1e12)(period)
+end
+
+local CHECKS = {
+  weight = number(0.001, 1000), limit = or_none(number(1, 1e9, true)), rate = or_none(rate),
+  burst = number(1, 1e9), max_size = or_none(number(1, 1e9, true)), paused = number(1, 1),
+}
+for i = 3, #ARGV, 2 do
+  local check = CHECKS[ARGV[i]]
+  if not check or (ARGV[i + 1] ~= '' and not check(ARGV[i + 1])) then
+    return redis.error_reply(string.format('FLARG setting %s: %q', ARGV[i], ARGV[i + 1]))
+  end
+end
+
+begin_writes()
+local now, q, lane = now_ms(ARGV[1]), queue_state(), ARGV[2]
+local old = lane_settings(q, lane)
+local tokens = old.rate and redis.call('EXISTS', K.bucket .. lane) == 1 and tokens_at(old, lane, now)
+
+for i = 3, #ARGV, 2 do
+  if ARGV[i + 1] == '' then
+    redis.call('HDEL', K.settings .. lane, ARGV[i])
+  else
+    redis.call('HSET', K.settings .. lane, ARGV[i], ARGV[i + 1])
+  end
+end
+local left = redis.call('HLEN', K.settings .. lane)
+if left > 0 then
+  redis.call('ZADD', K.configured, 0, lane)
+else
+  redis.call('ZREM', K.configured, lane)
+end
+
+q.lanes[lane] = nil
+local new = lane_settings(q, lane)
+if not new.rate then
+  redis.call('DEL', K.bucket .. lane)
+elseif tokens and (new.rate ~= old.rate or new.burst ~= old.burst) then
+  tokens = math.min(tokens, new.burst)
+  redis.call('HSET', K.bucket .. lane, 'tokens', string.format('%.17g', tokens), 'at', string.format('%.0f', now))
+  redis.call('PEXPIRE', K.bucket .. lane, math.ceil((new.burst - tokens) / new.rate) + 1000)
+end
+local at = new.weight ~= old.weight and redis.call('ZSCORE', K.ring, lane)
+if at then
+  redis.call('ZADD', K.ring, string.format('%.17g', q.vt + (at - q.vt) * old.weight / new.weight), lane)
+end
+place(q, lane, now)
+rearm(q)
+touch(q)
+return left

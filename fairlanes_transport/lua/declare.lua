@@ -1,0 +1,37 @@
+-- Declare the queue: it exists from now on, with the defaults of its lanes, and its end if it has one.
+--
+-- KEYS[1]  base of the queue's keys
+-- ARGV[1]  now      ms; '' = the server's clock
+-- ARGV[2]  expires  ms without use until the queue is gone; 0 = never
+-- ARGV[3]  field    and then, per default, two in all: field, value ('' = not set)
+-- ARGV[4]  value
+-- RETURNS  1 the queue is new, 0 it was there
+-- ERRORS   none
+-- COST     O(number of defaults); when one has changed, O(log n) for each of at most 1,000 lanes
+--@include clock record settings ring wake
+
+begin_writes()
+local existed = redis.call('EXISTS', K.queue)
+local changed = redis.call('HGET', K.queue, 'expires') ~= ARGV[2]
+redis.call('HSET', K.queue, 'expires', ARGV[2])
+if ARGV[2] == '0' and changed and existed == 1 then redis.call('PERSIST', K.queue) end
+local replaced = false
+for i = 3, #ARGV, 2 do
+  local old = redis.call('HGET', K.queue, ARGV[i])
+  if (old or '') ~= ARGV[i + 1] then
+    replaced = true
+    if ARGV[i + 1] == '' then
+      redis.call('HDEL', K.queue, ARGV[i])
+    else
+      redis.call('HSET', K.queue, ARGV[i], ARGV[i + 1])
+    end
+  end
+end
+local q = queue_state()
+if replaced then
+  local now = now_ms(ARGV[1])
+  for _, lane in ipairs(redis.call('ZRANGE', K.lanes, 0, 999)) do place(q, lane, now) end
+  rearm(q)
+end
+touch(q)
+return 1 - existed

@@ -1,0 +1,53 @@
+-- Store a message: in its lane, or in `delayed` when it is due later.
+--
+-- A known id is left alone: a publish whose reply was lost may be tried again. The payload is the first write:
+-- a full server refuses the whole call, and nothing is swept here.
+--
+-- KEYS[1]  base of the queue's keys
+-- ARGV[1]  now         ms; '' = the server's clock
+-- ARGV[2]  tag         the message's id
+-- ARGV[3]  lane        tenant
+-- ARGV[4]  priority    0 (first) to 9
+-- ARGV[5]  due         ms since the epoch; 0 = at once
+-- ARGV[6]  cost        what a claim charges the lane; > 0
+-- ARGV[7]  must_exist  1: refuse if the queue was never declared or has expired
+-- ARGV[8]  envelope    JSON
+-- ARGV[9]  body        bytes
+-- RETURNS  1 stored, 0 known already
+-- ERRORS   FLFULL the lane holds max_size ready messages; FLABSENT no such queue (must_exist)
+-- COST     O(log n) of the lane and of the ring
+--@include clock record settings ring wake
+
+if redis.replicate_commands then redis.replicate_commands() end
+local now, tag, lane, due = now_ms(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[5])
+if ARGV[7] == '1' and redis.call('EXISTS', K.queue) == 0 then
+  return redis.error_reply('FLABSENT the queue does not exist')
+end
+if redis.call('HEXISTS', K.message, tag) == 1 or redis.call('ZSCORE', K.finished, tag) then return 0 end
+local q = queue_state()
+local max_size = lane_settings(q, lane).max_size
+if max_size then
+  local size = redis.call('ZCARD', K.ready .. lane)
+  if size >= max_size then
+    return redis.error_reply(string.format('FLFULL %.0f %.0f', size, max_size))
+  end
+end
+
+redis.call('HSET', K.body, tag, ARGV[9])
+redis.call('HSET', K.envelope, tag, ARGV[8])
+local r = {
+  attempt = 0, failures = 0, priority = tonumber(ARGV[4]), score = 0, cost = tonumber(ARGV[6]), born = now,
+  slot = false, token = '-', lane = lane,
+}
+if due > now then
+  save_record(tag, r)
+  redis.call('ZADD', K.delayed, due, tag)
+  schedule(q, due)
+else
+  make_ready(q, tag, r)
+  place(q, lane, now)
+end
+count('enqueued', 1)
+rearm(q)
+touch(q)
+return 1

@@ -1,0 +1,26 @@
+-- A task has ended whose message was acked early: its running slot is free.
+--
+-- KEYS[1]  base of the queue's keys
+-- ARGV[1]  now       ms; '' = the server's clock
+-- ARGV[2]  tag       and then, per task, three in all: tag, attempt, token
+-- ARGV[3]  attempt
+-- ARGV[4]  token
+-- RETURNS  need 0|1
+-- ERRORS   none
+-- COST     O(log n) per task
+--@include clock record settings ring wake
+
+begin_writes()
+local now, q = now_ms(ARGV[1]), queue_state()
+for i = 2, #ARGV, 3 do
+  local tag = ARGV[i]
+  local r = load_record(tag)
+  if r and r.slot and r.attempt == tonumber(ARGV[i + 1]) and r.token == ARGV[i + 2] then
+    end_lease(tag, r)
+    forget(tag)
+    place(q, r.lane, now)
+  end
+end
+local need = rearm(q)
+touch(q)
+return need

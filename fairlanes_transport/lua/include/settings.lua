@@ -1,0 +1,27 @@
+-- queue_state(): one read of what most scripts need to know of the queue.
+local function queue_state()
+  local v = redis.call('HMGET', K.queue, 'vt', 'paused', 'keeper', 'keeper_until', 'expires', 'fairness',
+    'weight', 'limit', 'rate', 'burst', 'max_size', 'mean')
+  return {
+    vt = tonumber(v[1] or 0), paused = v[2] == '1', keeper = v[3], keeper_until = tonumber(v[4] or 0),
+    expires = tonumber(v[5] or 0), by_time = v[6] == 'time', mean = tonumber(v[12] or 1),
+    weight = v[7], limit = v[8], rate = v[9], burst = v[10], max_size = v[11],
+    lanes = {},
+  }
+end
+
+-- lane_settings(q, lane): the lane's own settings over the queue's defaults, read once per script run.
+-- A value that is not a number ('none') means: no such bound here, whatever the default.
+local function lane_settings(q, lane)
+  local known = q.lanes[lane]
+  if known then return known end
+  local v = redis.call('HMGET', K.settings .. lane, 'weight', 'limit', 'rate', 'burst', 'max_size', 'paused')
+  local tokens, period = string.match(v[3] or q.rate or '', '^(%S+)/(%S+)$')
+  local s = {
+    weight = tonumber(v[1] or q.weight or 1), limit = tonumber(v[2] or q.limit or ''),
+    burst = tonumber(v[4] or q.burst or 1), max_size = tonumber(v[5] or q.max_size or ''),
+    rate = tokens and tonumber(tokens) / tonumber(period), paused = v[6] == '1',
+  }
+  q.lanes[lane] = s
+  return s
+end

@@ -1,0 +1,13 @@
+-- A consumer that leaves: it gives the timekeeper's role back, and a token that it popped and cannot use.
+--
+-- KEYS[1]  base of the queue's keys
+-- ARGV[1]  consumer  id; '' = no role to give back
+-- RETURNS  need 0|1
+-- ERRORS   none
+-- COST     O(1)
+--@include clock record settings ring wake
+
+begin_writes()
+local q = queue_state()
+if q.keeper and q.keeper == ARGV[1] then leave_role(q) end
+return rearm(q)

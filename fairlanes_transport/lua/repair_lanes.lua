@@ -1,0 +1,30 @@
+-- Put lanes where they belong, and the wake token with them. Right on sound data too.
+--
+-- KEYS[1]  base of the queue's keys
+-- ARGV[1]  now   ms; '' = the server's clock
+-- ARGV[2]  lane  and more lanes, or none: then only the wake token
+-- RETURNS  need 0|1
+-- ERRORS   none
+-- COST     O(log n) per lane
+--@include clock record settings ring wake
+
+begin_writes()
+local now, q = now_ms(ARGV[1]), queue_state()
+-- Time that runs out for a keeper who is long gone must not keep the role.
+if q.keeper and q.keeper_until + 3600000 < now then leave_role(q) end
+for i = 2, #ARGV do
+  local lane = ARGV[i]
+  for _, key in ipairs({ K.throttle, K.bucket, K.work }) do
+    if redis.call('PTTL', key .. lane) == -1 then redis.call('PEXPIRE', key .. lane, 3600000) end
+  end
+  if redis.call('EXISTS', K.settings .. lane) == 1 then
+    redis.call('ZADD', K.configured, 0, lane)
+  else
+    redis.call('ZREM', K.configured, lane)
+  end
+  place(q, lane, now)
+end
+redis.call('LTRIM', K.wake, 0, 0)
+local need = rearm(q)
+touch(q)
+return need

@@ -1,0 +1,506 @@
+"""The metronome: claims when there is work, parks when there is none, and never polls.
+
+One per transport.  `step` claims once and delivers; `tick` parks, or rings the doorbell so that the event loop
+calls back.  On an event loop all claims and deliveries happen in reader callbacks (of the parked socket, of the
+doorbell): what is delivered from a tick would have its ack wait out the loop's poll.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol
+
+from kombu.utils.eventio import ERR, READ, poll
+from kombu.utils.scheduling import cycle_by_name
+from redis.exceptions import ConnectionError as DriverConnectionError
+
+from .fanout import Fanout
+from .keeper import Keeper
+from .options import Options
+from .park import Park
+from .store import Claimed, Fence, Store, Turn, WillPark
+
+logger = logging.getLogger(__name__)
+
+#: A caller of `drain` that comes back within this many seconds is taken to loop: the pop stays parked for it.
+LOOPING_SECONDS = 0.1
+
+
+class Channel(Protocol):
+    """What the metronome asks of a channel."""
+
+    def credit(self) -> int:
+        """How many messages it takes now."""
+
+    def accept(self, subscription: Subscription, claimed: Claimed) -> Any:
+        """Take a claimed message into its books; the result goes to `deliver`, None: nothing to deliver."""
+
+    def deliver(self, subscription: Subscription, message: Any) -> None:
+        """Call the consumer."""
+
+
+@dataclass(eq=False)
+class Subscription:
+    """A consumer of one queue on one channel."""
+
+    channel: Any
+    queue: str
+    tag: str
+    no_ack: bool
+    callback: Callable[[Any], Any]
+    #: ms without use after which the queue is gone; 0 = never
+    expires_ms: int = 0
+
+
+class Doorbell:
+    """Makes an event loop call back soon, from any thread."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = socket.socketpair()
+        self.reader.setblocking(False)
+        self.writer.setblocking(False)
+        self._rung = False
+
+    def ring(self) -> None:
+        """Make `reader` readable."""
+        if not self._rung:
+            self._rung = True
+            try:
+                self.writer.send(b"\0")
+            except OSError:
+                pass  # full: it is readable anyway; closed: nobody listens
+
+    def quiet(self) -> None:
+        """The bell was heard."""
+        self._rung = False
+        try:
+            self.reader.recv(4096)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.reader.close()
+        self.writer.close()
+
+
+class Metronome:
+    """Serves the subscriptions of one transport.
+
+    Attributes:
+        hot: queues to claim from before parking: the server said need, or nobody has looked yet.
+        beat: when the loop last turned (monotonic seconds).
+        delivering: a consumer's callback is running now.
+    """
+
+    def __init__(self, store: Store, keeper: Keeper, park: Park, fanout: Fanout, options: Options) -> None:
+        self.id = uuid.uuid4().hex
+        self.store = store
+        self.keeper = keeper
+        self.park = park
+        self.fanout = fanout
+        self.options = options
+        self.lease_ms = int(options.lease_seconds * 1000)
+        self.subscriptions: dict[str, deque[Subscription]] = {}
+        self.buffer: deque[tuple[Subscription, Any]] = deque()
+        self.hot: set[str] = set()
+        self.beat = monotonic()
+        self.delivering = 0
+        self.closed = False
+        self._order = cycle_by_name(options.queue_order_strategy)()
+        self._batch = 1
+        #: queue -> when (monotonic) we have to claim again as its timekeeper
+        self._due: dict[str, float] = {}
+        #: queues whose token we popped and have not claimed from since
+        self._tokens: set[str] = set()
+        self._starved = False
+        self._doorbell = Doorbell()
+        self._thread: int | None = None
+        self._loop: Any = None
+        self._readers: dict[int, Callable[[], None]] = {}
+        self._timer: Any = None
+        self._timer_at = 0.0
+        self._drained_at = 0.0
+
+    # subscriptions
+
+    def add(self, subscription: Subscription) -> None:
+        """Start to consume."""
+        self.subscriptions.setdefault(subscription.queue, deque()).append(subscription)
+        self.hot.add(subscription.queue)
+        self._order.update(list(self.subscriptions))
+
+    def remove(self, subscription: Subscription) -> list[Any]:
+        """Stop to consume; returns the messages that were claimed for it and not delivered."""
+        queue = subscription.queue
+        remaining = self.subscriptions.get(queue)
+        if remaining is None or subscription not in remaining:
+            return []
+        remaining.remove(subscription)
+        if not remaining:
+            del self.subscriptions[queue]
+            self.hot.discard(queue)
+            if queue in self.park.queues:
+                self._unpark()
+            self._leave_role(queue)
+            self._order.update(list(self.subscriptions))
+        undelivered = [message for owner, message in self.buffer if owner is subscription]
+        self.buffer = deque(item for item in self.buffer if item[0] is not subscription)
+        return undelivered
+
+    # what the channels tell
+
+    def acked(self, queue: str, turn: Turn, parks: bool) -> None:
+        """An ack came back with `turn`; from any thread.
+
+        Args:
+            parks: it was made with `will_park`, so `turn` says whether we keep the time.
+        """
+        if parks:
+            self._keep_time(queue, turn)
+        if turn.need and queue in self.subscriptions and queue not in self.park.queues:
+            self.hot.add(queue)
+        self._starved = False
+        if self.hot:
+            self._doorbell.ring()
+
+    def will_park(self) -> bool:
+        """Whether an ack made now, by the loop, is followed by a park if there is no need."""
+        return (
+            threading.get_ident() == self._thread
+            and not (self.park.parked or self.hot or self.closed)
+            and bool(self.subscriptions)
+        )
+
+    def wake(self) -> None:
+        """Something changed that may have given a channel credit; from any thread."""
+        self._doorbell.ring()
+
+    # the event loop
+
+    def attach(self, loop: Any) -> None:
+        """Work on a kombu hub from now on.  Its readers do not survive a reset: `tick` adds them."""
+        self._loop = loop
+        loop.on_tick.add(self.tick)
+
+    def tick(self) -> None:
+        """Before each poll of the event loop: park, or have the doorbell call `step`."""
+        if self.closed:
+            return
+        self._turned()
+        if self._prepare():
+            self._doorbell.ring()
+        self._watch_due()
+        self._add_readers()
+
+    def _turned(self) -> None:
+        self.beat = monotonic()
+        self._thread = threading.get_ident()
+
+    def _on_doorbell(self) -> None:
+        self._doorbell.quiet()
+        if not self.closed:
+            self._heat_due()
+            self.step()
+
+    def _on_park(self) -> None:
+        if self.closed:
+            return
+        if not self.park.parked:
+            # Nothing was asked, so nothing is to come: the server has closed the idle connection.
+            self.park.close()
+        else:
+            self._read_park()
+            self.step()
+
+    def _on_fanout(self) -> None:
+        if not self.closed and self.fanout.active:
+            self.fanout.receive()
+
+    def _add_readers(self) -> None:
+        """Add what the loop does not have: it drops all readers when it resets."""
+        sockets = (
+            (self._doorbell.reader, self._on_doorbell),
+            (self.park.sock, self._on_park),
+            (self.fanout.sock, self._on_fanout),
+        )
+        wanted = {sock.fileno(): callback for sock, callback in sockets if sock is not None}
+        for fd in self._readers.keys() - wanted.keys():
+            self._remove_reader(fd)
+        for fd, callback in wanted.items():
+            known = self._loop.readers.get(fd)
+            if known is None or known[0] != callback:
+                self._loop.add_reader(fd, callback)
+        self._readers = wanted
+
+    def _remove_reader(self, fd: int) -> None:
+        known = self._loop.readers.get(fd)
+        # The number may belong to somebody else's socket by now.
+        if known is not None and known[0] == self._readers[fd]:
+            self._loop.remove_reader(fd)
+
+    def _watch_due(self) -> None:
+        """Have the loop's timer ring when we have to claim as timekeeper."""
+        at = min(self._due.values(), default=0.0)
+        if at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0.0, at - monotonic()), self._on_timer) if at else None
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, 0.0
+        self._doorbell.ring()
+
+    # plain draining
+
+    def drain(self, timeout: float | None) -> None:
+        """Deliver one message, or whatever fanout has brought.
+
+        Raises:
+            socket.timeout: nothing came within `timeout` seconds (None: wait for ever).
+        """
+        started = monotonic()
+        looping = started - self._drained_at < LOOPING_SECONDS
+        deadline = None if timeout is None else started + timeout
+        if timeout == 0:
+            self.hot.update(self.subscriptions)
+        try:
+            while not self._drain_once(deadline):
+                if deadline is not None and monotonic() >= deadline and not self._claimable():
+                    if not looping:
+                        self._unpark()
+                    raise socket.timeout()
+        finally:
+            self._drained_at = monotonic()
+
+    def _drain_once(self, deadline: float | None) -> bool:
+        self._turned()
+        if self.fanout.sock is not None and self.fanout.receive():
+            return True
+        if self.buffer or self._prepare(park=deadline is None or deadline > self.beat):
+            return self.step(1)
+        pause = self._pause(deadline)
+        ready = self._poll(pause)
+        if self._doorbell.reader in ready:
+            self._doorbell.quiet()
+        if self.fanout.sock in ready and self.fanout.receive():
+            return True
+        if self.park.parked and self.park.sock in ready:
+            self._read_park()
+        self._heat_due()
+        return False
+
+    def _pause(self, deadline: float | None) -> float:
+        """Seconds to wait for something to happen; a second at most when nothing is parked, as credit may
+        come back in ways that ring no bell.
+        """
+        now = monotonic()
+        pause = self.options.park_seconds if self.park.parked else 1.0
+        ends = [*self._due.values()] + ([deadline] if deadline is not None else [])
+        return max(0.0, min([pause, *(end - now for end in ends)]))
+
+    def _poll(self, seconds: float) -> list[Any]:
+        """The sockets that are readable; cooperative under gevent and eventlet."""
+        socks = [self._doorbell.reader, self.fanout.sock, self.park.sock if self.park.parked else None]
+        by_fd = {sock.fileno(): sock for sock in socks if sock is not None}
+        poller = poll()
+        try:
+            for fd in by_fd:
+                poller.register(fd, READ | ERR)
+            return [by_fd[fd] for fd, _ in poller.poll(seconds) or () if fd in by_fd]
+        finally:
+            close = getattr(poller, "close", None)
+            if close is not None:
+                close()
+
+    # the work
+
+    def step(self, deliveries: int | None = None) -> bool:
+        """Claim once from the next hot queue, and deliver; True if something was delivered.
+
+        Args:
+            deliveries: at most so many; the rest waits in the buffer.
+        """
+        if not self.buffer:
+            self._claim()
+        delivered = 0
+        while self.buffer and (deliveries is None or delivered < deliveries):
+            subscription, message = self.buffer.popleft()
+            delivered += 1
+            self._deliver(subscription, message)
+        return delivered > 0
+
+    def _deliver(self, subscription: Subscription, message: Any) -> None:
+        self.delivering += 1
+        try:
+            subscription.channel.deliver(subscription, message)
+        finally:
+            self.delivering -= 1
+
+    def _claim(self) -> None:
+        wanted = self._with_credit()
+        queue = next((queue for queue in self._in_order() if queue in self.hot and queue in wanted), None)
+        if queue is None:
+            return
+        self._unpark()
+        credit = wanted[queue]
+        most = min(self._batch, credit)
+        turn = self.store.claim(
+            queue, most, self.lease_ms,
+            consumer=self.id, will_park=WillPark.YES if credit > most else WillPark.IF_NOT_FULL,
+        )  # fmt: skip
+        self._tokens.discard(queue)
+        self._order.rotate(queue)
+        self._batch = min(self._batch * 2, self.options.claim_batch)
+        self._keep_time(queue, turn)
+        if not turn.need:
+            self.hot.discard(queue)
+        for claimed in turn.claimed:
+            self._assign(queue, claimed)
+
+    def _assign(self, queue: str, claimed: Claimed) -> None:
+        """Give a claimed message to the next subscription that has credit."""
+        known = self.keeper.held((queue, claimed.fence.tag))
+        if known is not None:
+            # This process has the message already: its lease ran out, and we claimed it ourselves. The one
+            # execution goes on, under the newer fence.
+            known.fence, known.lost = claimed.fence, False
+            return
+        subscriptions = self.subscriptions[queue]
+        for _ in range(len(subscriptions)):
+            subscription = subscriptions[0]
+            subscriptions.rotate(-1)
+            if subscription.channel.credit() > 0:
+                break
+        message = subscription.channel.accept(subscription, claimed)
+        if message is not None:
+            self.buffer.append((subscription, message))
+
+    def _with_credit(self) -> dict[str, int]:
+        """Queue -> how many of its messages our channels would take now."""
+        credits: dict[Any, int] = {}
+        wanted: dict[str, int] = {}
+        for queue, subscriptions in self.subscriptions.items():
+            total = 0
+            for channel in {subscription.channel for subscription in subscriptions}:
+                if channel not in credits:
+                    credits[channel] = channel.credit()
+                total += credits[channel]
+            if total > 0:
+                wanted[queue] = total
+        return wanted
+
+    def _in_order(self) -> list[str]:
+        return list(self._order.consume(len(self.subscriptions)))
+
+    def _claimable(self) -> bool:
+        return not self.hot.isdisjoint(self._with_credit())
+
+    def _prepare(self, park: bool = True) -> bool:
+        """Park if there is nothing to claim; True: there is, and somebody has the credit for it."""
+        wanted = self._with_credit()
+        if not wanted:
+            if self.subscriptions:
+                self._starved = True
+            self._unpark()
+            for queue in {*self._due, *self._tokens}:
+                self._leave_role(queue)
+            return False
+        if self._starved:
+            self._starved = False
+            self.hot.update(wanted)
+        self._check_park(wanted)
+        if not self.hot.isdisjoint(wanted):
+            return True
+        if park and not self.park.parked:
+            order = tuple(queue for queue in self._in_order() if queue in wanted)
+            # Each park names the queues in another order: a fixed one would starve the last.
+            self._order.rotate(order[0])
+            self.park.start(order, self._park_seconds())
+        return False
+
+    def _check_park(self, wanted: dict[str, int]) -> None:
+        """End a pop that names the wrong queues, or whose reply is overdue."""
+        if self.park.overdue():
+            self.park.close()
+            raise DriverConnectionError("no reply to the blocking pop: the connection is dead")
+        if self.park.parked and set(self.park.queues) != wanted.keys():
+            self._unpark()
+
+    def _park_seconds(self) -> float:
+        seconds = min(self.options.park_seconds, self.options.lease_seconds / 2)
+        ends = [s.expires_ms for subs in self.subscriptions.values() for s in subs if s.expires_ms]
+        return min([seconds, *(end / 2000 for end in ends)])
+
+    def _read_park(self) -> None:
+        queue = self.park.read()
+        self._batch = 1
+        if queue is not None:
+            self.hot.add(queue)
+            self._tokens.add(queue)
+        else:
+            self.hot.update(self.subscriptions)
+            self.fanout.check()
+
+    def _unpark(self) -> None:
+        queue = self.park.stop()
+        if queue is not None:
+            self._tokens.add(queue)
+            if queue in self.subscriptions:
+                self.hot.add(queue)
+            else:
+                self._leave_role(queue)
+
+    # the timekeeper's role
+
+    def _keep_time(self, queue: str, turn: Turn) -> None:
+        if turn.due_in is None:
+            self._due.pop(queue, None)
+        else:
+            self._due[queue] = monotonic() + turn.due_in / 1000
+
+    def _heat_due(self) -> None:
+        now = monotonic()
+        for queue in [queue for queue, at in self._due.items() if at <= now]:
+            del self._due[queue]
+            if queue in self.subscriptions:
+                self.hot.add(queue)
+
+    def _leave_role(self, queue: str) -> None:
+        """We cannot serve the queue now: give back its time, and its token if we have popped it."""
+        keeps_time = self._due.pop(queue, None) is not None
+        if keeps_time or queue in self._tokens:
+            self._tokens.discard(queue)
+            self.store.rearm(queue, self.id)
+
+    def close(self) -> None:
+        """Give everything back that others may need, and close the sockets.  Never raises for a dead server."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._loop is not None:
+            self._loop.on_tick.discard(self.tick)
+            for fd in self._readers:
+                self._remove_reader(fd)
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            self._unpark()
+            for queue in {*self._due, *self._tokens}:
+                self._leave_role(queue)
+        except (DriverConnectionError, OSError):
+            pass  # with the connection went the token; the next park end finds the work
+        self.park.close()
+        self.fanout.close()
+        self._doorbell.close()
+
+__all__ = ["Channel", "Doorbell", "Fence", "Metronome", "Subscription"]

