@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from .errors import QueueAbsent as QueueAbsent
     from .errors import ServerFull as ServerFull
     from .errors import TenantError as TenantError
+    from .logs import TenantFilter as TenantFilter
+    from .tenancy import current_tenant as current_tenant
+    from .tenancy import reset_tenant as reset_tenant
+    from .tenancy import set_tenant as set_tenant
+    from .tenancy import tenant as tenant
 
 __version__ = "0.1.0"
 
@@ -33,6 +38,7 @@ _EXPORTS = {
     "QueueAbsent": "errors",
     "ServerFull": "errors",
     "TenantError": "errors",
+    "TenantFilter": "logs",
     "Lanes": "lanes",
     "attempt": "tenancy",
     "current_tenant": "tenancy",

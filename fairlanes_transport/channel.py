@@ -13,11 +13,10 @@ from kombu.transport import virtual
 from kombu.transport.virtual.base import queue_declare_ok_t
 from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
-from redis.exceptions import RedisError
 
 from . import envelope, tenancy
 from .envelope import EnvelopeError, eta_ms, tenant_name
-from .errors import OptionError, QueueAbsent
+from .errors import OptionError, QueueAbsent, unreachable
 from .keeper import Lease
 from .metronome import Subscription
 from .options import parse_rate
@@ -83,6 +82,7 @@ class Channel(virtual.Channel):
         #: and consumed on another
         self._fanout_queues: dict[str, tuple[str, str]] = connection.fanout_queues
         self._auto_delete: set[str] = set()
+        self._consumed: set[str] = set()
         self._expires: dict[str, int] = {}
 
     # publishing
@@ -195,7 +195,8 @@ class Channel(virtual.Channel):
             self._auto_delete.add(queue)
             expires = expires or AUTO_DELETE_EXPIRES_MS
         self._expires[queue] = expires
-        _warn_of_ignored(queue, arguments)
+        if not expires:
+            _warn_of_ignored(queue, arguments)
         defaults = {**self._transport.lane_defaults, **_lane_defaults(queue, arguments)}
         self._transport.declare_queue(queue, expires, durable=not expires, defaults=defaults)
 
@@ -214,11 +215,18 @@ class Channel(virtual.Channel):
         """Delete a queue with everything in it, and its bindings."""
         if not self._transport.delete_queue(queue, if_empty=if_empty):
             return
-        for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
-            _, pattern, _ = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
-            self._transport.bindings.remove(exchange, routing_key, pattern, queue)
+        for binding in self._bindings_of(queue):
+            self._transport.bindings.remove(*binding)
         self.state.queue_bindings_delete(queue)
         self._auto_delete.discard(queue)
+
+    def _bindings_of(self, queue: str) -> list[tuple[str, str, str | None, str]]:
+        """The bindings of a queue that this process has made, as `Bindings` takes them."""
+        found = []
+        for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
+            _, pattern, _ = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+            found.append((exchange, routing_key, pattern, queue))
+        return found
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         if self.typeof(exchange).type == "fanout":
@@ -262,6 +270,7 @@ class Channel(virtual.Channel):
         self._tag_to_queue[consumer_tag] = queue
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
+        self._consumed.add(queue)
         if queue in self._fanout_queues:
             self._consume_fanout(consumer_tag, queue, no_ack, callback)
             return
@@ -287,6 +296,15 @@ class Channel(virtual.Channel):
         self._consumers.discard(consumer_tag)
         queue = self._tag_to_queue.pop(consumer_tag)
         self._active_queues.remove(queue)
+        try:
+            self._unsubscribe(consumer_tag)
+        except unreachable as exc:
+            # What stops half-way when a channel closes would leave its leases to be renewed for ever.
+            if not self.closed:
+                raise
+            logger.debug("cannot cancel the consumer of queue %r in good order: %s", queue, exc)
+
+    def _unsubscribe(self, consumer_tag: str) -> None:
         fanout = self._fanouts.pop(consumer_tag, None)
         if fanout is not None:
             self._transport.fanout.unsubscribe(*fanout)
@@ -305,6 +323,13 @@ class Channel(virtual.Channel):
         room = qos.can_consume_max_estimate()
         return self.options.claim_batch if room is None else int(room)
 
+    def nearly_full(self) -> bool:
+        """Whether it holds more than three quarters of its prefetch: with a prefetch of four per process or more,
+        as many wait as run.
+        """
+        limit = self.qos.prefetch_count
+        return bool(limit) and len(self.qos._delivered) > limit * 3 / 4
+
     def accept(self, subscription: Subscription, claimed: Claimed) -> Message | None:
         """Hold a claimed message; None: it could not be read, and is a dead letter now."""
         message = self._message(subscription.queue, claimed)
@@ -313,7 +338,9 @@ class Channel(virtual.Channel):
         return message
 
     def deliver(self, subscription: Subscription, message: Message) -> None:
-        """Hand a message to its consumer."""
+        """Hand a message to its consumer, unless it was handed back meanwhile."""
+        if message.delivery_tag not in self.qos._delivered:
+            return
         if subscription.no_ack:
             self.qos.ack(message.delivery_tag)
         subscription.callback(message)
@@ -328,7 +355,7 @@ class Channel(virtual.Channel):
         properties = payload["properties"]
         info = properties.setdefault("delivery_info", {})
         info["redelivered"] = claimed.fence.attempt > 1
-        properties["attempt"] = claimed.fence.attempt
+        properties["fairlanes"] = {"attempt": claimed.fence.attempt, "queue": queue, "lane": claimed.lane}
         properties["delivery_tag"] = self._delivery_tag(queue, claimed.fence.tag)
         message = self.Message(payload, channel=self)
         message.lease = Lease(queue, claimed.fence, claimed.lane, payload["headers"].get("id"))
@@ -341,14 +368,14 @@ class Channel(virtual.Channel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
         """Get one message, or None."""
-        turn = self._transport.store.claim(queue, 1, self._transport.metronome.lease_ms)
-        for claimed in turn.claimed:
-            message = self._message(queue, claimed)
-            if message is not None:
-                self.qos.append(message, message.delivery_tag)
-                if no_ack:
-                    self.qos.ack(message.delivery_tag)
-                return message
+        while claimed := self._transport.store.claim(queue, 1, self._transport.metronome.lease_ms).claimed:
+            message = self._message(queue, claimed[0])
+            if message is None:
+                continue  # unreadable, and a dead letter now: the next one may do
+            self.qos.append(message, message.delivery_tag)
+            if no_ack:
+                self.qos.ack(message.delivery_tag)
+            return message
         return None
 
     def _get(self, queue: str, timeout: float | None = None) -> Any:
@@ -372,20 +399,28 @@ class Channel(virtual.Channel):
         """Cancel all consumers and hand back what has not started; auto-delete queues go when they are empty."""
         if self.closed:
             return
-        consumed = {queue for queue in self._tag_to_queue.values() if queue in self._auto_delete}
-        transport = self._transport
+        used = self._auto_delete & self._consumed
+        # Closed, the channel knows no exchange types any more.
+        bindings = [binding for queue in used for binding in self._bindings_of(queue)]
         super().close()
-        try:
-            for queue in consumed:
-                self._drop_auto_delete(transport, queue)
-        except (RedisError, OSError) as exc:
-            logger.warning("cannot delete auto-delete queues now: %s", exc)
+        self._drop_auto_delete(used, bindings)
 
-    def _drop_auto_delete(self, transport: Any, queue: str) -> None:
-        for exchange, routing_key, arguments in list(transport.state.queue_bindings(queue)):
-            transport.bindings.remove(exchange, routing_key, None, queue)
-        if queue not in self._fanout_queues:
-            transport.delete_queue(queue, if_empty=True)
+    def _drop_auto_delete(self, queues: set[str], bindings: list[tuple[str, str, str | None, str]]) -> None:
+        transport = self._transport
+        if transport.link.down:
+            return  # it may take long to learn that it still is; they end by themselves
+        try:
+            gone = {
+                queue
+                for queue in queues
+                if queue not in transport.metronome.subscriptions and transport.delete_queue(queue, if_empty=True)
+            }
+            for binding in bindings:
+                if binding[-1] in gone:
+                    transport.bindings.remove(*binding)
+                    transport.state.queue_bindings_delete(binding[-1])
+        except unreachable as exc:
+            logger.warning("cannot delete auto-delete queues now (%s); they end by themselves", exc)
 
 
 def _expires(queue: str, arguments: dict[str, Any]) -> int:

@@ -11,7 +11,23 @@ import importlib
 import sys
 
 COMMANDS = {
+    "cancel": "fairlanes_transport.commands:cancel",
+    "dead": "fairlanes_transport.commands:dead",
+    "delayed": "fairlanes_transport.commands:delayed",
     "demo": "fairlanes_transport.demo:command",
+    "doctor": "fairlanes_transport.doctor_command:doctor",
+    "drop": "fairlanes_transport.commands:drop",
+    "lanes": "fairlanes_transport.commands:lanes",
+    "leases": "fairlanes_transport.commands:leases",
+    "move": "fairlanes_transport.commands:move",
+    "pause": "fairlanes_transport.commands:pause",
+    "peek": "fairlanes_transport.commands:peek",
+    "purge": "fairlanes_transport.commands:purge",
+    "redrive": "fairlanes_transport.commands:redrive",
+    "resume": "fairlanes_transport.commands:resume",
+    "set": "fairlanes_transport.commands:set_",
+    "top": "fairlanes_transport.top:top",
+    "unset": "fairlanes_transport.commands:unset",
 }
 """Subcommand -> ``module:attribute`` of its click command."""
 
@@ -39,8 +55,25 @@ else:
             return command
 
     @click.group(name="fairlanes", cls=_LazyGroup)
-    def fairlanes() -> None:
-        """Fair lanes for Celery's tenants: see them, steer them, try them."""
+    @click.option(
+        "-b",
+        "--broker",
+        metavar="URL",
+        help="The broker; else the app's of celery -A, FAIRLANES_BROKER or CELERY_BROKER_URL.",
+    )
+    @click.option(
+        "-o",
+        "--option",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="One of broker_transport_options, such as global_keyprefix=PREFIX; may be repeated.",
+    )
+    def fairlanes(broker: str | None, option: tuple[str, ...]) -> None:
+        """Fair lanes for Celery's tenants: see them, steer them, try them.
+
+        Exit codes: 0 done, 1 failed or something was found, 2 wrong usage, 3 the broker cannot be reached.
+        """
+        # Read by the subcommands from the context (cli_base.broker_of), so that completion can do so too.
 
     def main() -> None:
         """Run the command line; the console script's entry point."""

@@ -71,6 +71,8 @@ class Link:
         """Goes up when connections made before are to be replaced: a failover, new credentials, a disconnect.
         Whoever
         holds a dedicated connection from an older generation should replace it when it is idle."""
+        self.down = False
+        """The last command met a lost connection, or no answer: who only cleans up need not wait for another."""
         self._start_empty()
         self._follow_credentials()
         _all_links.add(self)
@@ -139,6 +141,7 @@ class Link:
             raise self._refused(connection, generation, exc) from exc
         except BaseException as exc:
             self._fail(connection, exc)
+        self.down = False
         self._give_back(connection, generation)
         if type(reply) is list:
             _raise_nested(reply)
@@ -164,6 +167,7 @@ class Link:
             replies = [_read_in_place(connection) for _ in commands]
         except BaseException as exc:
             self._fail(connection, exc)
+        self.down = False
         replies = [_translated(reply) for reply in replies]
         failures = [reply for reply in replies if isinstance(reply, Exception)]
         if any(isinstance(failure, BrokerUnavailable) for failure in failures):
@@ -303,6 +307,7 @@ class Link:
         self._discard(connection)
         if isinstance(exc, (DriverConnectionError, DriverTimeoutError, OSError)):
             # What took one connection has most likely taken the others.
+            self.down = True
             self.disconnect()
         error = translate(exc) if isinstance(exc, Exception) else exc
         if error is exc:

@@ -35,6 +35,9 @@ connection_errors: tuple[type[Exception], ...] = (
     ),
 )
 
+#: The broker cannot be reached, or cannot serve, now: what was to be told can be told later.
+unreachable: tuple[type[Exception], ...] = (driver.ConnectionError, driver.TimeoutError, OSError)
+
 
 class Code(str, enum.Enum):
     """First word of an error reply made by our scripts: ``redis.error_reply('FLFULL 100 100')``."""

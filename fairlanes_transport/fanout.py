@@ -15,6 +15,7 @@ from kombu.utils.json import loads
 from redis.exceptions import ConnectionError as DriverConnectionError
 
 from .connections import Connection, Link
+from .errors import unreachable
 from .options import Options
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Fanout:
         self._topic_prefix = options.global_keyprefix + plain.format(db=db)
         self.connection: Connection | None = None
         self._subscribers: dict[str, list[Deliver]] = {}
+        self._heard = 0.0
         self._pinged: float | None = None
 
     def topic(self, exchange: str, routing_key: str | None) -> str:
@@ -71,7 +73,10 @@ class Fanout:
         if deliver in subscribers:
             subscribers.remove(deliver)
         if not subscribers and self._subscribers.pop(pattern, None) is not None and self.sock is not None:
-            self._send("PUNSUBSCRIBE", pattern)
+            try:
+                self._send("PUNSUBSCRIBE", pattern)
+            except unreachable:
+                self.close()
 
     @property
     def sock(self) -> Any:
@@ -89,6 +94,7 @@ class Fanout:
         connection = self.link.dedicated()
         connection.connect()
         self.connection = connection
+        self._heard = monotonic()
         if self._subscribers:
             self._send("PSUBSCRIBE", *self._subscribers)
 
@@ -107,23 +113,27 @@ class Fanout:
             and connection.can_read(0)
         ):
             reply: Any = connection.read_response()
-            if reply[0] == b"pong":
-                self._pinged = None
-            elif reply[0] == b"pmessage":
+            self._heard, self._pinged = monotonic(), None
+            if reply[0] == b"pmessage":
                 delivered += self._deliver(reply[1].decode(), reply[2], reply[3])
         return delivered
 
     def check(self) -> None:
-        """Called now and then: a half-open connection accepts a PING, but does not answer it."""
+        """Called on each turn of a loop: a half-open connection accepts a PING, but does not answer it.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: the server cannot be reached.
+        """
         if self.sock is None:
             if self.active:
                 self.connect()
-        elif self._pinged is None:
+        elif self._pinged is not None:
+            if monotonic() - self._pinged > PONG_SECONDS:
+                logger.warning("the fanout connection does not answer; subscribing anew")
+                self.connect()
+        elif self.options.health_check_interval and monotonic() - self._heard > self.options.health_check_interval:
             self._pinged = monotonic()
             self._send("PING")
-        elif monotonic() - self._pinged > PONG_SECONDS:
-            logger.warning("the fanout connection does not answer; subscribing anew")
-            self.connect()
 
     def close(self) -> None:
         """Drop the connection."""

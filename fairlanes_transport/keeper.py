@@ -7,22 +7,27 @@ own, and sends nothing while nothing is held.  Children of a fork start without 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
 from typing import Any, Protocol
 
-from redis.exceptions import RedisError
-
 from .connections import Link
-from .errors import FairlanesError
-from .store import Answer, Fence, Store
+from .errors import unreachable
+from .store import Answer, FailurePolicy, Fence, Store
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between tries while the broker does not answer, or acks wait to be sent.
+#: Seconds between tries while the broker does not answer.
 RETRY_SECONDS = 1.0
+#: How long a process that ends waits for the broker to hear of what has been done.
+EXIT_SECONDS = 3.0
+FLUSH_STEP_SECONDS = 0.02
 #: Leases renewed per call.
 CHUNK = 500
 
@@ -31,7 +36,7 @@ class Owner(Protocol):
     """Who knows whether a lease is still worth renewing."""
 
     def renews(self, lease: Lease) -> bool:
-        """False lets the lease end: the loop hangs, or the job is lost.  Called by the keeper's thread."""
+        """False lets the lease end: the loop hangs.  Called by the keeper's thread."""
 
 
 class Lease:
@@ -41,13 +46,20 @@ class Lease:
         queue, fence, lane: where it was claimed, and what makes an ack count.
         task_id: for logs; None for a message that is no Celery task.
         lost: the server gave the message to somebody else, or buried it; an ack will change nothing.
-        started: it was handed to a pool, and nobody can stop that any more.
+        renewed: when (monotonic) it was claimed or renewed last.
+        started: it was handed to a pool.
         ended: the task has finished.
+        returned: it was handed back, and must not be started here.
+        reason: why it will be rejected, for its dead letter.
+        withdraw: keeps the pool from starting it; True: it will never start here.
         slot: acked early, and the lane keeps its running slot until the task has ended.
         owner: asked by the keeper's thread whether the lease is worth renewing; None: always.
     """
 
-    __slots__ = ("ended", "fence", "lane", "lost", "owner", "queue", "slot", "started", "task_id")
+    __slots__ = (
+        "ended", "fence", "lane", "lost", "owner", "queue", "reason", "renewed", "returned", "slot", "started",
+        "task_id", "withdraw",
+    )  # fmt: skip
 
     def __init__(self, queue: str, fence: Fence, lane: str, task_id: str | None = None) -> None:
         self.queue = queue
@@ -58,7 +70,15 @@ class Lease:
         self.started = False
         self.ended = False
         self.slot = False
+        self.renewed = monotonic()
+        self.returned = False
+        self.reason = "rejected"
+        self.withdraw: Callable[[], bool] | None = None
         self.owner: Owner | None = None
+
+    def will_not_start(self) -> bool:
+        """Whether the message can be handed back: its task was not started here, and never will be."""
+        return not self.started or (self.withdraw is not None and self.withdraw())
 
     @property
     def key(self) -> tuple[str, str]:
@@ -81,32 +101,45 @@ def _native(name: str) -> Any:
 
 
 class Keeper:
-    """Renews the leases of this process on one broker, and sends the acks that could not be sent.
+    """Renews the leases of this process on one broker, and does what could not be done while the broker was away.
 
     Args:
         link: the broker; the keeper makes a connection of its own to it.
         prefix: ``global_keyprefix``.
         lease_seconds: how long a lease lasts from its last renewal; renewed every third of it.
+        policy: what happens to failures.
     """
 
-    def __init__(self, link: Link, prefix: str, lease_seconds: float) -> None:
+    def __init__(
+        self, link: Link, prefix: str, lease_seconds: float, policy: FailurePolicy | None = None
+    ) -> None:
         self.lease_ms = int(lease_seconds * 1000)
         self.interval = lease_seconds / 3
-        self.store = Store(Link(link.address, link.options), prefix)
+        self.store = Store(Link(link.address, link.options), prefix, policy)
         self._held: dict[tuple[str, str], Lease] = {}
-        self._unsent: dict[tuple[str, str], tuple[Lease, bool]] = {}
+        self._later: deque[Callable[[Store], object]] = deque()
+        self._renewal = 0.0
+        self._failing = False
         self._running = False
+        self._sleeping = False
         self._signal = _native("allocate_lock")()
         self._signal.acquire()
 
     @classmethod
-    def shared(cls, link: Link, prefix: str, lease_seconds: float) -> Keeper:
+    def shared(
+        cls, link: Link, prefix: str, lease_seconds: float, policy: FailurePolicy | None = None
+    ) -> Keeper:
         """This process's keeper for a broker."""
-        key = (link, prefix, lease_seconds)
+        key = (link, prefix, lease_seconds, policy)
         keeper = _keepers.get(key)
         if keeper is None:
-            keeper = _keepers[key] = cls(link, prefix, lease_seconds)
+            keeper = _keepers[key] = cls(link, prefix, lease_seconds, policy)
         return keeper
+
+    @property
+    def behind(self) -> bool:
+        """Whether something waits for the broker: what else there is to tell it had better wait too."""
+        return bool(self._later)
 
     def held(self, key: tuple[str, str]) -> Lease | None:
         """The lease that this process has on a message, if it has one."""
@@ -115,32 +148,46 @@ class Keeper:
     def hold(self, lease: Lease) -> None:
         """Renew `lease` from now on."""
         self._held[lease.key] = lease
-        if not self._running:
-            self._running = True
-            _native("start_new_thread")(self._run, ())
-        elif len(self._held) == 1:
-            self._wake()
+        if self._sleeping or not self._running:
+            self._start()
 
     def drop(self, lease: Lease) -> None:
         """Renew `lease` no more."""
         if self._held.get(lease.key) is lease:
             del self._held[lease.key]
 
-    def ack_later(self, lease: Lease, keep_slot: bool) -> None:
-        """The broker could not be reached: send this ack when it can be."""
-        self._unsent[lease.key] = (lease, keep_slot)
-        if not self._running:
-            self._running = True
-            _native("start_new_thread")(self._run, ())
-        self._wake()
+    def later(self, operation: Callable[[Store], object]) -> None:
+        """Do it as soon as the broker can be reached, in the order of these calls."""
+        self._later.append(operation)
+        self._start()
 
-    def renew(self) -> None:
-        """Send waiting acks and renew everything once.
+    def ack_later(self, lease: Lease) -> None:
+        """Ack `lease` as soon as the broker can be reached, and renew it until then."""
+        self.later(lambda store: self._ack(store, lease))
+
+    def finish(self, lease: Lease) -> None:
+        """The task of an early ack has ended: free its running slot, as soon as the broker can be reached."""
+        lease.slot = False
+        self.drop(lease)
+        self.later(lambda store: store.finish(lease.queue, [lease.fence]))
+
+    def check(self, lease: Lease) -> bool:
+        """Whether `lease` is still ours.  It is asked of the server only if it may have run out: this process
+        was stopped, or the broker was away.
 
         Raises:
             redis.exceptions.RedisError, OSError: the broker cannot be reached.
         """
-        self._send_acks()
+        if not lease.lost and monotonic() > lease.renewed + self.lease_ms / 1000:
+            self._extend(lease.queue, [lease])
+        return not lease.lost
+
+    def renew(self) -> None:
+        """Renew everything that is held, once.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: the broker cannot be reached.
+        """
         by_queue: dict[str, list[Lease]] = {}
         for lease in list(self._held.values()):
             if not lease.lost and (lease.owner is None or lease.owner.renews(lease)):
@@ -149,21 +196,38 @@ class Keeper:
             for i in range(0, len(leases), CHUNK):
                 self._extend(queue, leases[i : i + CHUNK])
 
+    def flush(self, seconds: float) -> None:
+        """Wait until nothing waits for the broker any more, for at most so long."""
+        give_up = monotonic() + seconds
+        while self._later and monotonic() < give_up:
+            time.sleep(FLUSH_STEP_SECONDS)
+
     def _extend(self, queue: str, leases: list[Lease]) -> None:
         fences = [lease.fence for lease in leases]
+        asked = monotonic()
         for lease, fence, answer in zip(leases, fences, self.store.extend(queue, fences, self.lease_ms)):
-            # A fence that changed meanwhile belongs to a newer claim of ours.
-            if answer is not Answer.DONE and lease.fence == fence and self._held.get(lease.key) is lease:
-                lease.lost = True
-
-    def _send_acks(self) -> None:
-        for key, (lease, keep_slot) in list(self._unsent.items()):
-            answer = self.store.ack(lease.queue, [lease.fence], keep_slot=keep_slot).answers[0]
-            del self._unsent[key]
-            if answer is Answer.STALE:
+            if answer is Answer.DONE:
+                lease.renewed = asked
+            # A fence that changed meanwhile belongs to a newer claim of ours; what was dropped is settled.
+            elif lease.fence == fence and self._held.get(lease.key) is lease and answer is Answer.STALE:
                 report_lost(lease)
 
-    def _wake(self) -> None:
+    def _ack(self, store: Store, lease: Lease) -> None:
+        running = lease.started and not lease.ended
+        answer = store.ack(lease.queue, [lease.fence], keep_slot=running).answers[0]
+        lease.slot = answer is Answer.SLOT
+        if not lease.slot:
+            self.drop(lease)
+        elif lease.ended:  # while the ack was on its way
+            self.finish(lease)
+        if answer is Answer.STALE:
+            report_lost(lease)
+
+    def _start(self) -> None:
+        """Have the thread look at what there is to do."""
+        if not self._running:
+            self._running = True
+            _native("start_new_thread")(self._run, ())
         try:
             self._signal.release()
         except RuntimeError:
@@ -171,33 +235,59 @@ class Keeper:
 
     def _run(self) -> None:
         """Body of the thread."""
-        failed = False
         while True:
-            if failed or self._unsent:
-                pause = min(RETRY_SECONDS, self.interval)
-            else:
-                pause = self.interval if self._held else -1
-            self._signal.acquire(True, pause)
+            self._rest()
             try:
-                self.renew()
-                failed = False
-            except (RedisError, OSError, FairlanesError) as exc:
-                if not failed:
-                    logger.warning("cannot renew %d leases, will retry: %s", len(self._held), exc)
-                failed = True
+                self._turn()
+                self._failing = False
+            except unreachable as exc:
+                if not self._failing:
+                    logger.warning("cannot renew %d leases, will try until it works: %s", len(self._held), exc)
+                self._failing = True
             except Exception:
                 # The thread must not die: with it every lease of this process would.
                 logger.exception("lease keeper")
-                failed = True
                 time.sleep(RETRY_SECONDS)
+
+    def _rest(self) -> None:
+        """Wait until there is something to do."""
+        if self._failing:
+            self._signal.acquire(True, min(RETRY_SECONDS, self.interval))
+        elif self._held and not self._later:
+            self._signal.acquire(True, max(0.0, self._renewal - monotonic()))
+        elif not self._later:
+            # Said before looking: who holds something new looks for us only after that.
+            self._sleeping = True
+            if not self._held and not self._later:
+                self._signal.acquire(True, -1)
+            self._sleeping = False
+            # What is held now was claimed now.
+            self._renewal = monotonic() + self.interval
+
+    def _turn(self) -> None:
+        if self._held and monotonic() >= self._renewal:
+            self.renew()
+            self._renewal = monotonic() + self.interval
+        while self._later:
+            try:
+                self._later[0](self.store)
+            except unreachable:
+                raise
+            except Exception:
+                # The server has refused it for good: it must not keep the others from being done.
+                logger.exception("lease keeper")
+            self._later.popleft()
 
 
 def report_lost(lease: Lease) -> None:
-    """Say once that the fence refused an operation on `lease`."""
-    logger.warning(
-        "%s: the lease was lost, somebody else has the message now; its ack was refused and changed nothing",
-        lease,
-    )
+    """Mark that the fence has refused an operation on `lease`, and say so once."""
+    if not lease.lost:
+        lease.lost = True
+        logger.warning(
+            "%s: its lease ran out, and another worker has the message or will get it; "
+            "what this one says about it is refused",
+            lease,
+        )
 
 
 _keepers: dict[Any, Keeper] = {}
@@ -209,3 +299,11 @@ def _forget_keepers() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_keepers)
+
+
+def _flush_keepers() -> None:
+    for keeper in list(_keepers.values()):
+        keeper.flush(EXIT_SECONDS)
+
+
+atexit.register(_flush_keepers)

@@ -8,8 +8,9 @@ the key: two versions with different layouts never read each other's data.
 part       type   meaning
 ========== ====== ================================================================================
 queue      hash   the queue's state and its lanes' defaults: ``vt`` (virtual time), ``arrivals`` (counter),
-                  ``paused``, ``keeper`` + ``keeper_until`` (timekeeper), ``expires`` (ms), ``weight``,
-                  ``limit``, ``rate``, ``burst``, ``max_size``, ``fairness``, ``mean`` (seconds)
+                  ``paused``, ``keeper`` + ``keeper_until`` (timekeeper), ``deputy`` + ``deputy_until``,
+                  ``expires`` (ms), ``weight``, ``limit``, ``rate``, ``burst``, ``max_size``,
+                  ``fairness``, ``mean`` (seconds)
 totals     hash   counters since the queue began: enqueued, claimed, acked, released, expired, rejected, ...
 ring       zset   lane -> virtual time of its next turn; exactly the lanes that can be served now
 waiting    zset   lane -> time (ms) at which its throttle or rate lets it back on the ring

@@ -20,12 +20,15 @@ from typing import Any, Protocol
 from kombu.utils.eventio import ERR, READ, poll
 from kombu.utils.scheduling import cycle_by_name
 from redis.exceptions import ConnectionError as DriverConnectionError
+from redis.exceptions import RedisError
 
+from .courier import Courier
+from .errors import unreachable
 from .fanout import Fanout
 from .keeper import Keeper
 from .options import Options
 from .park import Park
-from .store import Claimed, Fence, Store, Turn, WillPark
+from .store import Claimed, Request, Store, Turn, WillPark
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +36,18 @@ logger = logging.getLogger(__name__)
 LOOPING_SECONDS = 0.1
 
 
+#: How long credit may grow before it is used, on a channel that is nearly full.
+SETTLE_SECONDS = 0.005
+
+
 class Channel(Protocol):
     """What the metronome asks of a channel."""
 
     def credit(self) -> int:
         """How many messages it takes now."""
+
+    def nearly_full(self) -> bool:
+        """Whether it holds so many messages that it cannot run out of work in a moment."""
 
     def accept(self, subscription: Subscription, claimed: Claimed) -> Any:
         """Take a claimed message into its books; the result goes to `deliver`, None: nothing to deliver."""
@@ -105,6 +115,7 @@ class Metronome:
         self.store = store
         self.keeper = keeper
         self.park = park
+        self.courier = Courier(park.link)
         self.fanout = fanout
         self.options = options
         self.lease_ms = int(options.lease_seconds * 1000)
@@ -113,6 +124,8 @@ class Metronome:
         self.hot: set[str] = set()
         self.beat = monotonic()
         self.delivering = 0
+        #: called by each turn of the loop before it polls
+        self.before_park: Callable[[], None] = lambda: None
         self.closed = False
         self._order = cycle_by_name(options.queue_order_strategy)()
         self._batch = 1
@@ -121,8 +134,18 @@ class Metronome:
         #: queues whose token we popped and have not claimed from since
         self._tokens: set[str] = set()
         self._starved = False
+        #: the pop has just looked at the tokens of all queues
+        self._looked = False
+        #: queue -> when (monotonic) we last claimed from it
+        self._visited: dict[str, float] = {}
+        #: queue -> seconds without use after which it is gone; only queues with an end
+        self._ends: dict[str, float] = {}
         self._doorbell = Doorbell()
         self._thread: int | None = None
+        self._turning = False
+        self._settling = self._settled = False
+        #: a claim is on its way
+        self._claiming = False
         self._loop: Any = None
         self._readers: dict[int, Callable[[], None]] = {}
         self._timer: Any = None
@@ -134,6 +157,8 @@ class Metronome:
     def add(self, subscription: Subscription) -> None:
         """Start to consume."""
         self.subscriptions.setdefault(subscription.queue, deque()).append(subscription)
+        if subscription.expires_ms:
+            self._ends[subscription.queue] = subscription.expires_ms / 1000
         self.hot.add(subscription.queue)
         self._order.update(list(self.subscriptions))
 
@@ -146,6 +171,8 @@ class Metronome:
         remaining.remove(subscription)
         if not remaining:
             del self.subscriptions[queue]
+            self._ends.pop(queue, None)
+            self._visited.pop(queue, None)
             self.hot.discard(queue)
             if queue in self.park.queues:
                 self._unpark()
@@ -168,20 +195,26 @@ class Metronome:
         if turn.need and queue in self.subscriptions and queue not in self.park.queues:
             self.hot.add(queue)
         self._starved = False
-        if self.hot:
+        if self.hot and not self.turning():
             self._doorbell.ring()
 
     def will_park(self) -> bool:
         """Whether an ack made now, by the loop, is followed by a park if there is no need."""
         return (
             threading.get_ident() == self._thread
-            and not (self.park.parked or self.hot or self.closed)
+            and not (self.park.parked or self.hot or self.closed or self._claiming)
             and bool(self.subscriptions)
         )
 
     def wake(self) -> None:
         """Something changed that may have given a channel credit; from any thread."""
         self._doorbell.ring()
+
+    def hangs(self) -> bool:
+        """Whether the event loop has not turned for so long that it must hang; not while a task runs on it."""
+        if self._loop is None or self.delivering:
+            return False
+        return monotonic() - self.beat > self.options.hung_loop_seconds
 
     # the event loop
 
@@ -195,20 +228,58 @@ class Metronome:
         if self.closed:
             return
         self._turned()
-        if self._prepare():
-            self._doorbell.ring()
+        self._turning = True
+        self.before_park()
+        self._advance()
+        self.courier.post()
+        self.fanout.check()
         self._watch_due()
         self._add_readers()
+
+    def turning(self) -> bool:
+        """Whether the caller is on the loop's thread and another `tick` is to come."""
+        return self._turning and threading.get_ident() == self._thread
+
+    def stop_turning(self) -> None:
+        """The loop will not turn again: send and read what is on its way.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: the server cannot be reached.
+        """
+        self._turning = False
+        self.before_park()
+        self.courier.post()
+        self.courier.settle()
+
+    def _advance(self) -> None:
+        """Park, or claim without waiting for the reply; one claim at a time."""
+        if self.courier.overdue():
+            self.courier.close()
+            raise DriverConnectionError("no reply to a claim or an ack: the connection is dead")
+        if self._claiming or not self._prepare():
+            return
+        # A channel that is nearly full has enough to do: its credit may grow for a moment, so that one claim
+        # brings several messages.
+        hot = [s.channel for queue in self.hot for s in self.subscriptions.get(queue, ())]
+        if self._settled or not all(channel.nearly_full() for channel in hot):
+            self._settled = False
+            self._send_claim()
+        elif not self._settling:
+            self._settling = True
+            self._loop.call_later(SETTLE_SECONDS, self._settle)
+
+    def _settle(self) -> None:
+        self._settling, self._settled = False, True
+        self._doorbell.ring()
 
     def _turned(self) -> None:
         self.beat = monotonic()
         self._thread = threading.get_ident()
 
     def _on_doorbell(self) -> None:
+        # The next turn does what there is to do.
         self._doorbell.quiet()
-        if not self.closed:
-            self._heat_due()
-            self.step()
+        self._heat_due()
 
     def _on_park(self) -> None:
         if self.closed:
@@ -218,7 +289,11 @@ class Metronome:
             self.park.close()
         else:
             self._read_park()
-            self.step()
+
+    def _on_courier(self) -> None:
+        if not self.closed:
+            self.courier.receive()
+            self._deliver_buffer()
 
     def _on_fanout(self) -> None:
         if not self.closed and self.fanout.active:
@@ -230,6 +305,7 @@ class Metronome:
             (self._doorbell.reader, self._on_doorbell),
             (self.park.sock, self._on_park),
             (self.fanout.sock, self._on_fanout),
+            (self.courier.sock, self._on_courier),
         )
         wanted = {sock.fileno(): callback for sock, callback in sockets if sock is not None}
         for fd in self._readers.keys() - wanted.keys():
@@ -284,6 +360,7 @@ class Metronome:
 
     def _drain_once(self, deadline: float | None) -> bool:
         self._turned()
+        self.fanout.check()
         if self.fanout.sock is not None and self.fanout.receive():
             return True
         if self.buffer or self._prepare(park=deadline is None or deadline > self.beat):
@@ -332,12 +409,15 @@ class Metronome:
         """
         if not self.buffer:
             self._claim()
+        return self._deliver_buffer(deliveries) > 0
+
+    def _deliver_buffer(self, deliveries: int | None = None) -> int:
         delivered = 0
         while self.buffer and (deliveries is None or delivered < deliveries):
             subscription, message = self.buffer.popleft()
             delivered += 1
             self._deliver(subscription, message)
-        return delivered > 0
+        return delivered
 
     def _deliver(self, subscription: Subscription, message: Any) -> None:
         self.delivering += 1
@@ -347,25 +427,64 @@ class Metronome:
             self.delivering -= 1
 
     def _claim(self) -> None:
+        """Claim once, and wait for the reply."""
+        request = self._claim_request()
+        if request is not None:
+            self._claimed(request[0], request[1].run(self.store.caller))
+
+    def _send_claim(self) -> None:
+        request = self._claim_request()
+        if request is None:
+            return
+        queue, letter = request
+        self._claiming = True
+        self.courier.put(letter, lambda turn: self._claimed(queue, turn), self._claim_lost)
+
+    def _claim_request(self) -> tuple[str, Request] | None:
+        """The next claim: of a hot queue in its turn, for the credit there is."""
         wanted = self._with_credit()
+        self._look_around(wanted)
         queue = next((queue for queue in self._in_order() if queue in self.hot and queue in wanted), None)
         if queue is None:
-            return
+            return None
         self._unpark()
         credit = wanted[queue]
         most = min(self._batch, credit)
-        turn = self.store.claim(
-            queue, most, self.lease_ms,
-            consumer=self.id, will_park=WillPark.YES if credit > most else WillPark.IF_NOT_FULL,
-        )  # fmt: skip
+        self._looked = False
+        self._visited[queue] = monotonic()
         self._tokens.discard(queue)
         self._order.rotate(queue)
         self._batch = min(self._batch * 2, self.options.claim_batch)
+        return queue, self.store.claim_request(
+            queue, most, self.lease_ms,
+            consumer=self.id, will_park=WillPark.YES if credit > most else WillPark.IF_NOT_FULL,
+        )  # fmt: skip
+
+    def _look_around(self, wanted: dict[str, int]) -> None:
+        """Who goes on claiming without a park hears of no token: see whether the other queues have one, or a
+        queue that is never empty would starve them.
+        """
+        if self._looked or self.hot.isdisjoint(wanted):
+            return
+        self._looked = True
+        self.hot.update(self.store.awake([queue for queue in wanted if queue not in self.hot]))
+
+    def _claimed(self, queue: str, turn: Turn) -> None:
+        self._claiming = False
+        if queue not in self.subscriptions:
+            # Cancelled while the claim was on its way.
+            self.store.release(queue, [claimed.fence for claimed in turn.claimed])
+            self._rearm(queue)
+            return
         self._keep_time(queue, turn)
         if not turn.need:
             self.hot.discard(queue)
         for claimed in turn.claimed:
             self._assign(queue, claimed)
+
+    def _claim_lost(self) -> None:
+        """What it may have claimed is a lease that nobody renews: it comes back when that ends."""
+        self._claiming = False
 
     def _assign(self, queue: str, claimed: Claimed) -> None:
         """Give a claimed message to the next subscription that has credit."""
@@ -419,6 +538,7 @@ class Metronome:
             self._starved = False
             self.hot.update(wanted)
         self._check_park(wanted)
+        self._use_those_that_end(wanted)
         if not self.hot.isdisjoint(wanted):
             return True
         if park and not self.park.parked:
@@ -427,6 +547,13 @@ class Metronome:
             self._order.rotate(order[0])
             self.park.start(order, self._park_seconds())
         return False
+
+    def _use_those_that_end(self, wanted: dict[str, int]) -> None:
+        """A queue with ``x-expires`` is in use while it is consumed, also if we are busy with others."""
+        now = monotonic()
+        for queue, seconds in self._ends.items():
+            if queue in wanted and now - self._visited.get(queue, 0.0) > seconds / 2:
+                self.hot.add(queue)
 
     def _check_park(self, wanted: dict[str, int]) -> None:
         """End a pop that names the wrong queues, or whose reply is overdue."""
@@ -438,21 +565,24 @@ class Metronome:
 
     def _park_seconds(self) -> float:
         seconds = min(self.options.park_seconds, self.options.lease_seconds / 2)
-        ends = [s.expires_ms for subs in self.subscriptions.values() for s in subs if s.expires_ms]
-        return min([seconds, *(end / 2000 for end in ends)])
+        return min([seconds, *(end / 2 for end in self._ends.values())])
 
     def _read_park(self) -> None:
         queue = self.park.read()
         self._batch = 1
+        self._looked = True
         if queue is not None:
             self.hot.add(queue)
             self._tokens.add(queue)
         else:
             self.hot.update(self.subscriptions)
-            self.fanout.check()
 
     def _unpark(self) -> None:
+        was_parked = self.park.parked
         queue = self.park.stop()
+        if was_parked and self.park.sock is None:
+            # The connection is gone, perhaps with a token: look before we park again.
+            self.hot.update(self.subscriptions)
         if queue is not None:
             self._tokens.add(queue)
             if queue in self.subscriptions:
@@ -480,13 +610,25 @@ class Metronome:
         keeps_time = self._due.pop(queue, None) is not None
         if keeps_time or queue in self._tokens:
             self._tokens.discard(queue)
-            self.store.rearm(queue, self.id)
+            self._rearm(queue)
+
+    def _rearm(self, queue: str) -> None:
+        """Now or, if the broker cannot be reached, as soon as it can be."""
+        consumer = self.id
+        if self.keeper.behind or self.park.link.down:
+            self.keeper.later(lambda store: store.rearm(queue, consumer))
+            return
+        try:
+            self.store.rearm(queue, consumer)
+        except unreachable:
+            self.keeper.later(lambda store: store.rearm(queue, consumer))
 
     def close(self) -> None:
         """Give everything back that others may need, and close the sockets.  Never raises for a dead server."""
         if self.closed:
             return
         self.closed = True
+        self._turning = False
         if self._loop is not None:
             self._loop.on_tick.discard(self.tick)
             for fd in self._readers:
@@ -494,13 +636,17 @@ class Metronome:
         if self._timer is not None:
             self._timer.cancel()
         try:
+            if not self.park.link.down:
+                self.courier.post()
+                self.courier.settle()
             self._unpark()
             for queue in {*self._due, *self._tokens}:
                 self._leave_role(queue)
-        except (DriverConnectionError, OSError):
-            pass  # with the connection went the token; the next park end finds the work
-        self.park.close()
-        self.fanout.close()
-        self._doorbell.close()
-
-__all__ = ["Channel", "Doorbell", "Fence", "Metronome", "Subscription"]
+        except (RedisError, OSError) as exc:
+            # With the connection went the token; the next park end finds the work.
+            logger.debug("a consumer could not leave in good order: %s", exc)
+        finally:
+            self.courier.close()
+            self.park.close()
+            self.fanout.close()
+            self._doorbell.close()

@@ -45,7 +45,7 @@ HUNG_LOOP_SECONDS = 600.0
 SOCKET_TIMEOUT_SECONDS = 5.0
 SOCKET_CONNECT_TIMEOUT_SECONDS = 5.0
 MAX_CONNECTIONS = 10
-HEALTH_CHECK_SECONDS = 25
+HEALTH_CHECK_SECONDS = 20
 #: Between routing key, pattern and queue in a binding, as in kombu's Redis transport: both read the same
 #: sets.
 BINDING_SEPARATOR = "\x06\x16"
@@ -334,7 +334,7 @@ class Options:
     health_check_interval: float = _option(
         HEALTH_CHECK_SECONDS,
         _number(0, 86_400),
-        "Between checks of the fanout connection; 0: none.",
+        "How long the fanout connection may be silent before it is checked; 0: it is not.",
         unit="s",
     )
     client_name: str | None = _option(

@@ -90,6 +90,10 @@ class Park:
         """End the pop; returns the queue whose token it had popped already, or None."""
         if not self.parked:
             return None
+        if self.link.down:
+            # A token may be lost with the connection; the next park end finds the work.
+            self.close()
+            return None
         try:
             self._unblock()
             return self.read()

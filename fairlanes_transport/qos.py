@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import virtual
-from redis.exceptions import ConnectionError as DriverConnectionError
-from redis.exceptions import TimeoutError as DriverTimeoutError
 
+from .errors import unreachable
 from .keeper import Lease, report_lost
-from .store import Answer
+from .store import MAX_FENCES, Answer, Store
 
 if TYPE_CHECKING:
     from .channel import Channel
 
 logger = logging.getLogger(__name__)
-
-UNREACHABLE = (DriverConnectionError, DriverTimeoutError, OSError)
 
 
 class QoS(virtual.QoS):
@@ -50,47 +48,33 @@ class QoS(virtual.QoS):
         message = self._delivered.pop(delivery_tag, None)
         if message is None:
             return
-        lease, transport = message.lease, self._transport
-        keep_slot = lease.started and not lease.ended
-        metronome = transport.metronome
-        parks = metronome.will_park()
-        try:
-            turn = transport.store.ack(
-                lease.queue,
-                [lease.fence],
-                keep_slot=keep_slot,
-                consumer=metronome.id if parks else "",
-                will_park=parks,
-            )
-        except UNREACHABLE as exc:
-            logger.warning("cannot ack %s now (%s); it will be sent when the broker is back", lease, exc)
-            transport.keeper.drop(lease)
-            transport.keeper.ack_later(lease, keep_slot)
-            return
-        lease.slot = turn.answers[0] is Answer.SLOT
-        if not lease.slot:
-            transport.keeper.drop(lease)
-        if turn.answers[0] is Answer.STALE:
-            report_lost(lease)
-        metronome.acked(lease.queue, turn, parks)
+        self._transport.acks.ack(message.lease)
 
-    def reject(self, delivery_tag: str, requeue: bool = False, reason: str = "rejected") -> None:
+    def finish(self, lease: Lease) -> None:
+        """The task of an early ack has ended: free its running slot."""
+        self._transport.acks.finish(lease)
+
+    def wake(self) -> None:
+        """Something has changed that may give credit (``worker_disable_prefetch``)."""
+        self._transport.metronome.wake()
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """A message failed: it comes back after its backoff, or goes to the dead letters.
 
-        If the broker cannot be reached, the lease ends by itself, which counts as a failure too.
+        If the broker cannot be reached, it is told as soon as it can be.
         """
         message = self._delivered.pop(delivery_tag, None)
         if message is None:
             return
         lease = message.lease
         self._transport.keeper.drop(lease)
-        try:
-            answer = self._transport.store.reject(lease.queue, lease.fence, requeue=requeue, reason=reason)
-        except UNREACHABLE as exc:
-            logger.warning("cannot reject %s now (%s); it comes back when its lease ends", lease, exc)
-            return
-        if answer is Answer.STALE:
-            report_lost(lease)
+
+        def reject(store: Store) -> None:
+            answer = store.reject(lease.queue, lease.fence, requeue=requeue, reason=lease.reason)
+            if answer is Answer.STALE:
+                report_lost(lease)
+
+        self._tell(reject)
         self._transport.metronome.wake()
 
     def release(self, tags: Iterable[str]) -> None:
@@ -98,20 +82,48 @@ class QoS(virtual.QoS):
         by_queue: dict[str, list[Lease]] = {}
         for tag in tags:
             message = self._delivered.pop(tag, None)
-            if message is not None:
+            if message is not None and message.lease is not None:
                 self._transport.keeper.drop(message.lease)
                 by_queue.setdefault(message.lease.queue, []).append(message.lease)
         for queue, leases in by_queue.items():
-            self._transport.store.release(queue, [lease.fence for lease in leases])
+            for lease in leases:
+                lease.returned = True
+            self._tell(functools.partial(_release, queue=queue, leases=leases))
+
+    def check(self, lease: Lease) -> bool:
+        """Whether a lease is still ours.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: the broker cannot be reached, and the lease may have run out.
+        """
+        return bool(self._transport.keeper.check(lease))
 
     def restore_unacked(self) -> None:
         """Hand back everything that has not started here."""
-        self.release([tag for tag, message in list(self._delivered.items()) if not message.lease.started])
+        self.release([tag for tag, message in list(self._delivered.items()) if message.lease.will_not_start()])
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """The same at close and at exit; a dead broker gets its messages back when their leases end."""
+        """The same at close and at exit."""
         self._on_collect.cancel()
+        self._transport.acks.flush()
+        self.restore_unacked()
+
+    def _tell(self, operation: Callable[[Store], None]) -> None:
+        """Tell the broker something, now or, if it cannot be reached, as soon as it can be."""
+        keeper = self._transport.keeper
+        if keeper.behind or self._transport.link.down:
+            keeper.later(operation)
+            return
         try:
-            self.restore_unacked()
-        except UNREACHABLE as exc:
-            logger.warning("cannot release messages now (%s); they come back when their leases end", exc)
+            operation(self._transport.store)
+        except unreachable as exc:
+            logger.debug("cannot tell the broker now: %s", exc)
+            keeper.later(operation)
+
+
+def _release(store: Store, queue: str, leases: list[Lease]) -> None:
+    for i in range(0, len(leases), MAX_FENCES):
+        some = leases[i : i + MAX_FENCES]
+        for lease, answer in zip(some, store.release(queue, [lease.fence for lease in some])):
+            if answer is Answer.STALE:
+                report_lost(lease)

@@ -23,7 +23,7 @@ def raw(name: str) -> bytes:
 def pairs(flat: list[bytes]) -> dict[str, str]:
     """A hash from its flat list."""
     names = iter(flat)
-    return {text(name): text(value) for name, value in zip(names, names)}
+    return {text(name): text(value) for name, value in zip(names, names, strict=True)}
 
 
 def rate_text(stored: str) -> str | None:
@@ -57,7 +57,8 @@ def settings(stored: dict[str, str]) -> Settings:
 
 def queue_stats(queue: str, pulse: list[Any]) -> QueueStats:
     """A queue from the reply of ``pulse.lua``."""
-    _, ring, waiting, lanes, configured, records, _, bodies, leased, delayed, dead, _, tokens, own, totals = pulse
+    _, ring, waiting, lanes, configured, records, _, bodies, leased, delayed, dead, _, tokens = pulse[:13]
+    own, totals = pulse[13:]
     state = pairs(own)
     return QueueStats(
         queue=queue,

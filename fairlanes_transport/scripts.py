@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -24,7 +25,7 @@ _INCLUDE = re.compile(r"^--@include (.+)$", re.M)
 _KEY = re.compile(r"\bK\.([a-z]+)\b")
 _ARGUMENT = re.compile(r"^-- ARGV\[(\d+)\]  (\S+)", re.M)
 _COMMENT = re.compile(r"^\s*--.*$")
-_AT_LINE = re.compile(r"user_script:(\d+):")
+_AT_LINE = re.compile(r"(?:user_script|\[string \"[^\"]*\"\]):(\d+)")
 
 
 class Caller(Protocol):
@@ -32,6 +33,9 @@ class Caller(Protocol):
 
     def call(self, *args: Any) -> Any:
         """Run one command and return its reply, or raise."""
+
+    def pipeline(self, commands: Sequence[Sequence[Any]], *, raise_on_error: bool = False) -> list[Any]:
+        """Run commands in one round trip and return their replies."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,9 @@ class Script:
             except NoScriptError:
                 return caller.call("EVAL", self.source, 1, base, *args)
         except ResponseError as exc:
-            raise self._located(exc) from exc
+            raise self.located(exc) from exc
 
-    def _located(self, exc: ResponseError) -> Exception:
+    def located(self, exc: ResponseError) -> Exception:
         """The same error with the place in our files, if the server named a line."""
         at = _AT_LINE.search(str(exc))
         if not at:

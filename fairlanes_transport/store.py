@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -71,6 +71,25 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Request:
+    """A script call that is made, but not yet sent: it can be run at once, or go out with others."""
+
+    script: scripts.Script
+    base: str
+    args: tuple[Any, ...]
+    #: makes the result of the script's reply
+    read: Callable[[Any], Turn]
+
+    def command(self) -> tuple[Any, ...]:
+        """The Redis command; NOSCRIPT may be the answer."""
+        return ("EVALSHA", self.script.digest, 1, self.base, *self.args)
+
+    def run(self, caller: scripts.Caller) -> Turn:
+        """Run it and wait for the result."""
+        return self.read(self.script.run(caller, self.base, *self.args))
+
+
+@dataclass(frozen=True)
 class Sizes:
     """How many messages a queue holds, by state; `leased` counts running slots too."""
 
@@ -99,8 +118,16 @@ class FailurePolicy:
         )
 
 
+#: Fences in one call at most: a longer one would keep the server from others.
+MAX_FENCES = 500
+
+
 def _due(reply: int) -> int | None:
     return None if reply < 0 else int(reply)
+
+
+def _read_acks(reply: Any) -> Turn:
+    return Turn(bool(reply[0]), _due(reply[1]), answers=tuple(map(Answer, reply[2:])))
 
 
 def _flat(fences: Iterable[Fence]) -> list[Any]:
@@ -130,11 +157,17 @@ class Store:
         self.now = now
         self._bases: dict[str, str] = {}
 
-    def _run(self, script: str, queue: str, *args: Any) -> Any:
+    def _base(self, queue: str) -> str:
         base = self._bases.get(queue)
         if base is None:
             base = self._bases[queue] = keys.base(queue, self.prefix)
-        return scripts.load(script).run(self.caller, base, *args)
+        return base
+
+    def _run(self, script: str, queue: str, *args: Any) -> Any:
+        return scripts.load(script).run(self.caller, self._base(queue), *args)
+
+    def _request(self, script: str, queue: str, read: Callable[[Any], Turn], *args: Any) -> Request:
+        return Request(scripts.load(script), self._base(queue), args, read)
 
     def _now(self) -> Any:
         return "" if self.now is None else self.now
@@ -191,37 +224,62 @@ class Store:
             consumer: id of the claimer, for the timekeeper's role.
             will_park: the consumer will park after this call if there is no need.
         """
+        request = self.claim_request(queue, max_messages, lease_ms, consumer=consumer, will_park=will_park)
+        return request.run(self.caller)
+
+    def claim_request(
+        self, queue: str, max_messages: int, lease_ms: int, *, consumer: str, will_park: WillPark | bool
+    ) -> Request:
+        """`claim`, not yet sent."""
         token = uuid.uuid4().hex
-        reply = self._run(
-            "claim", queue, self._now(), max_messages, lease_ms, token, consumer, int(will_park),
-            self.policy.argument(),
+
+        def read(reply: Any) -> Turn:
+            claimed = tuple(
+                Claimed(
+                    Fence(tag.decode(), int(attempt), token),
+                    int(failures), lane.decode(), int(born), envelope, body,
+                )
+                for tag, attempt, failures, lane, born, envelope, body in zip(*[iter(reply[2:])] * 7)
+            )  # fmt: skip
+            return Turn(bool(reply[0]), _due(reply[1]), claimed=claimed)
+
+        return self._request(
+            "claim", queue, read,
+            self._now(), max_messages, lease_ms, token, consumer, int(will_park), self.policy.argument(),
         )  # fmt: skip
-        claimed = tuple(
-            Claimed(
-                Fence(tag.decode(), int(attempt), token),
-                int(failures), lane.decode(), int(born), envelope, body,
-            )
-            for tag, attempt, failures, lane, born, envelope, body in zip(*[iter(reply[2:])] * 7)
-        )  # fmt: skip
-        return Turn(bool(reply[0]), _due(reply[1]), claimed=claimed)
 
     def ack(
         self,
         queue: str,
         fences: Sequence[Fence],
         *,
-        keep_slot: bool = False,
+        keep_slot: bool | Container[Fence] = False,
         consumer: str = "",
         will_park: bool = False,
     ) -> Turn:
         """Finish messages.
 
         Args:
-            keep_slot: the tasks still run: keep their slots in lanes that have a limit or are charged by time.
+            fences: at most `MAX_FENCES`.
+            keep_slot: the tasks, or those of these fences, still run: keep their slots in lanes that have a
+                limit or are charged by time.
         """
-        args = [part for fence in fences for part in (*fence, int(keep_slot))]
-        reply = self._run("ack", queue, self._now(), consumer, int(will_park), *args)
-        return Turn(bool(reply[0]), _due(reply[1]), answers=tuple(map(Answer, reply[2:])))
+        kept = fences if keep_slot is True else keep_slot or ()
+        request = self.ack_request(queue, fences, keep_slot=kept, consumer=consumer, will_park=will_park)
+        return request.run(self.caller)
+
+    def ack_request(
+        self,
+        queue: str,
+        fences: Sequence[Fence],
+        *,
+        keep_slot: Container[Fence],
+        consumer: str,
+        will_park: bool,
+    ) -> Request:
+        """`ack`, not yet sent."""
+        args = [part for fence in fences for part in (*fence, int(fence in keep_slot))]
+        return self._request("ack", queue, _read_acks, self._now(), consumer, int(will_park), *args)
 
     def release(self, queue: str, fences: Sequence[Fence]) -> tuple[Answer, ...]:
         """Hand back messages that were not started, to the place they had."""
@@ -253,6 +311,12 @@ class Store:
     def rearm(self, queue: str, consumer: str = "") -> bool:
         """Leave: give back the timekeeper's role and an unused token; True if there is need."""
         return bool(self._run("rearm", queue, consumer))
+
+    def awake(self, queues: Sequence[str]) -> list[str]:
+        """Those of `queues` that have a token: somebody should claim from them."""
+        wakes = [keys.part(keys.base(queue, self.prefix), "wake") for queue in queues]
+        replies = self.caller.pipeline([("EXISTS", wake) for wake in wakes], raise_on_error=True) if wakes else []
+        return [queue for queue, there in zip(queues, replies) if there]
 
     def size(self, queue: str) -> Sizes:
         """How many messages the queue holds, by state."""
@@ -296,7 +360,7 @@ class Store:
 
         Args:
             settings: ``weight`` (0.001 to 1000), ``limit`` and ``max_size`` (whole), ``rate``
-                (``"tokens/period_ms"``), ``burst`` (tokens), ``paused``.  The string ``"none"`` as limit, rate or
+                (``"tokens/period_ms"``), ``burst`` (tokens), ``paused``.  ``"none"`` as limit, rate or
                 max_size: no such bound here, whatever the queue's default.
 
         Raises:
@@ -333,7 +397,7 @@ class Store:
         return int(self._run("drop_dead", queue, *tags)) if tags else 0
 
     def reschedule(self, queue: str, due: Iterable[tuple[str, int]]) -> int:
-        """Give delayed messages (tag, due in ms since the epoch; 0: at once) another time; returns how many."""
+        """Give delayed messages (tag, due: ms since the epoch; 0: at once) another time; returns how many."""
         args = [x for pair in due for x in pair]
         return int(self._run("reschedule", queue, self._now(), *args)) if args else 0
 
@@ -344,17 +408,18 @@ class Store:
         return list(self._run("pulse", queue, self._now()))
 
     def lanes(self, queue: str, lanes: Sequence[str | bytes]) -> tuple[int, list[list[Any]]]:
-        """(ms since the epoch, what ``lanes.lua`` states per lane); at one moment, so some hundred lanes at most."""
+        """(Ms since the epoch, what ``lanes.lua`` states per lane), at one moment: some hundred at most."""
         now, *seen = self._run("lanes", queue, self._now(), *lanes)
-        return int(now), [list(lane) for lane in zip(*[iter(seen)] * 19)]
+        return int(now), [list(lane) for lane in zip(*[iter(seen)] * 19, strict=True)]
 
     def messages(self, queue: str, found: Iterable[tuple[str, str]]) -> list[list[Any]]:
         """Per (tag, lane in which it was found) what ``messages.lua`` states, at one moment."""
         args = [x for pair in found for x in pair]
-        return [list(m) for m in zip(*[iter(self._run("messages", queue, *args))] * 10)] if args else []
+        reply = self._run("messages", queue, *args) if args else []
+        return [list(m) for m in zip(*[iter(reply)] * 10, strict=True)]
 
     def repair_lanes(self, queue: str, lanes: Sequence[str]) -> bool:
-        """Put lanes, and the wake token, where they belong; right on sound data too.  True if there is need."""
+        """Put lanes, and the wake token, where they belong; right on sound data too.  True: there is need."""
         return bool(self._run("repair_lanes", queue, self._now(), *lanes))
 
     def repair_messages(self, queue: str, found: Iterable[tuple[str, str]]) -> tuple[bool, ...]:

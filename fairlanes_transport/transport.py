@@ -13,6 +13,7 @@ Settings are ``broker_transport_options``: see `fairlanes_transport.options`.
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 import redis
@@ -20,6 +21,7 @@ from kombu.transport import virtual
 from redis.exceptions import NoPermissionError
 
 from . import errors, keys
+from .acks import Acks
 from .addresses import Address
 from .channel import Channel, stored_rate
 from .connections import Link
@@ -46,12 +48,25 @@ _LANE_OPTIONS = {
 }
 
 
-class Transport(virtual.Transport):
-    """The transport of ``fairlanes://``.
+class _ConnectionErrors:
+    """The errors after which a connection is made anew.
 
-    Attributes:
-        worker: the Celery worker's integration (`fairlanes_transport.worker`), while it consumes here.
+    Reading them is also the first thing that a Celery worker's consumer does with this class, before it puts its
+    bootsteps together: so ours gets in however the worker was started.
     """
+
+    classes = virtual.Transport.connection_errors + errors.connection_errors
+
+    def __get__(self, instance: Any, owner: Any = None) -> tuple[type[BaseException], ...]:
+        if "celery.worker.consumer.consumer" in sys.modules:
+            from . import worker
+
+            worker.install()
+        return self.classes
+
+
+class Transport(virtual.Transport):
+    """The transport of ``fairlanes://``."""
 
     Channel = Channel
 
@@ -66,7 +81,7 @@ class Transport(virtual.Transport):
     implements = virtual.Transport.implements.extend(
         asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
     )
-    connection_errors = virtual.Transport.connection_errors + errors.connection_errors
+    connection_errors = _ConnectionErrors()
     channel_errors = virtual.Transport.channel_errors
 
     options: Options
@@ -76,11 +91,11 @@ class Transport(virtual.Transport):
     fanout: Fanout
     bindings: Bindings
     metronome: Metronome
+    acks: Acks
     lane_defaults: dict[str, Any]
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self.worker: Any = None
         self.fanout_queues: dict[str, tuple[str, str]] = {}
 
     def driver_version(self) -> str:
@@ -97,21 +112,26 @@ class Transport(virtual.Transport):
         options = self.options = Options.from_transport_options(self.client.transport_options)
         address = Address.from_conninfo(self.client, options, kind=self.kind)
         self.link = Link.shared(address, options)
-        _check_server(self.link)
+        _check_server(self.link, options.global_keyprefix)
         self.lane_defaults = _lane_defaults(options)
         self.store = Store(self.link, options.global_keyprefix, _policy(options))
-        self.keeper = Keeper.shared(self.link, options.global_keyprefix, options.lease_seconds)
+        self.keeper = Keeper.shared(
+            self.link, options.global_keyprefix, options.lease_seconds, self.store.policy
+        )
         self.fanout = Fanout(self.link, options, address.db)
         self.bindings = Bindings(self.link, options)
         park = Park(self.link, self.store)
         self.metronome = Metronome(self.store, self.keeper, park, self.fanout, options)
+        self.acks = Acks(self.store, self.keeper, self.metronome)
         super().establish_connection()
         return self
 
     def close_connection(self, connection: Any) -> None:
         """Close all channels, which hands back what has not started here, and leave."""
-        super().close_connection(connection)
-        self.metronome.close()
+        try:
+            super().close_connection(connection)
+        finally:
+            self.metronome.close()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver one message, or what fanout has brought.
@@ -127,9 +147,7 @@ class Transport(virtual.Transport):
 
     def renews(self, lease: Lease) -> bool:
         """Whether the keeper should renew a lease; called by its thread."""
-        if self.worker is None:
-            return True
-        return bool(self.worker.renews(lease))
+        return lease.started or not self.metronome.hangs()
 
     # queues, as the channels see them
 
@@ -198,14 +216,17 @@ def _lane_defaults(options: Options) -> dict[str, Any]:
 _checked: set[int] = set()
 
 
-def _check_server(link: Link) -> None:
-    """That the broker answers; the first time also whether it can do what we need.
+def _check_server(link: Link, prefix: str) -> None:
+    """That the broker answers and takes writes; the first time also whether it can do what we need.
+
+    A replica, or a server that cannot save, is found here, where kombu pauses before it tries again.
 
     Raises:
-        BrokerUnavailable: the server is too old.
+        BrokerUnavailable: the server cannot serve now, or is too old.
     """
+    # Changes nothing, and is let through by a server that is full.
+    link.call("SREM", keys.queues(prefix), "")
     if id(link) in _checked:
-        link.connect()
         return
     info = _info(link)
     _checked.add(id(link))

@@ -19,10 +19,11 @@
 
 begin_writes()
 local now, q = now_ms(ARGV[1]), queue_state()
+local finished, gone, emptied, handled = {}, {}, {}, {}
 
 local function ack(tag, attempt, token, keep_slot)
   local r = load_record(tag)
-  if not r or r.slot then return -1 end
+  if not r or r.slot or handled[tag] then return -1 end
   if r.attempt ~= attempt or r.token ~= token then return 0 end
   local leased = redis.call('ZSCORE', K.leases, tag)
   if not leased and redis.call('ZREM', K.ready .. r.lane, tag) + redis.call('ZREM', K.delayed, tag) == 0 then
@@ -31,29 +32,32 @@ local function ack(tag, attempt, token, keep_slot)
   if leased and keep_slot and (q.by_time or lane_settings(q, r.lane).limit) then
     r.slot = true
     save_record(tag, r)
-    redis.call('HDEL', K.envelope, tag)
-    redis.call('HDEL', K.body, tag)
   else
-    r.slot = false
     if leased then end_lease(tag, r) end
-    forget(tag)
-    place(q, r.lane, now)
+    gone[#gone + 1] = tag
+    -- A lane that is on the ring has lost what it had ready, perhaps.
+    if leased then freed(q, r.lane, now) else place(q, r.lane, now) end
   end
-  redis.call('ZADD', K.finished, now, tag)
+  emptied[#emptied + 1], handled[tag] = tag, true
+  finished[#finished + 1], finished[#finished + 2] = now, tag
   return r.slot and 2 or 1
 end
 
-local answers, done = { 0, -1 }, 0
+local answers = { 0, -1 }
 for i = 4, #ARGV, 4 do
-  local answer = ack(ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], ARGV[i + 3] == '1')
-  if answer > 0 then done = done + 1 end
-  answers[#answers + 1] = answer
+  answers[#answers + 1] = ack(ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], ARGV[i + 3] == '1')
 end
--- What was finished is remembered for five minutes, 10,000 messages at most.
-redis.call('ZREMRANGEBYSCORE', K.finished, '-inf', now - 300000)
-redis.call('ZREMRANGEBYRANK', K.finished, 0, -10001)
-redis.call('PEXPIRE', K.finished, 300000)
-count('acked', done)
+if #emptied > 0 then
+  redis.call('HDEL', K.envelope, unpack(emptied))
+  redis.call('HDEL', K.body, unpack(emptied))
+  if #gone > 0 then redis.call('HDEL', K.message, unpack(gone)) end
+  -- What was finished is remembered for five minutes, 10,000 messages at most.
+  redis.call('ZADD', K.finished, unpack(finished))
+  redis.call('ZREMRANGEBYSCORE', K.finished, '-inf', now - 300000)
+  redis.call('ZREMRANGEBYRANK', K.finished, 0, -10001)
+  redis.call('PEXPIRE', K.finished, 300000)
+  count('acked', #emptied)
+end
 answers[2] = keep_time(q, ARGV[2], ARGV[3] == '1' and redis.call('EXISTS', K.ring) == 0, now)
 answers[1] = rearm(q)
 touch(q)

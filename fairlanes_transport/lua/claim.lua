@@ -19,7 +19,12 @@
 
 begin_writes()
 if redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 then
-  if redis.call('EXISTS', K.queue) == 1 then touch(queue_state()) end
+  -- Nothing is here: nobody keeps its time, or what is delayed from now on would rely on somebody who does not come.
+  local q = queue_state()
+  if q.keeper or q.deputy then
+    redis.call('HDEL', K.queue, 'keeper', 'keeper_until', 'deputy', 'deputy_until')
+  end
+  touch(q)
   return { 0, -1 }
 end
 
@@ -34,8 +39,10 @@ local now, max, deadline = now_ms(ARGV[1]), tonumber(ARGV[2]), nil
 local q, policy = queue_state(), parse_policy(ARGV[7])
 deadline = now + tonumber(ARGV[3])
 sweep_expired(q, policy, now)
-sweep_due(q, now)
-trim_dead(policy, now)
+if redis.call('EXISTS', K.delayed, K.waiting, K.dead) > 0 then
+  sweep_due(q, now)
+  trim_dead(policy, now)
+end
 
 local claimed = { 0, -1 }
 local taken = 0
@@ -49,18 +56,20 @@ while taken < max and not q.paused do
   if r then
     r.attempt, r.token = r.attempt + 1, ARGV[4]
     q.vt = tonumber(head[2])
-    redis.call('ZADD', K.ring, q.vt + charge(q, r) / s.weight, lane)
+    local next_at = q.vt + charge(q, r) / s.weight
     save_record(tag, r)
     redis.call('ZADD', K.leases, deadline, tag)
     redis.call('SADD', K.flight .. lane, tag)
     if s.rate then spend_token(s, lane, now) end
+    next_turn(q, s, lane, next_at, now)
     taken = taken + 1
     for _, value in ipairs({ tag, r.attempt, r.failures, lane, string.format('%.0f', r.born),
       redis.call('HGET', K.envelope, tag) or '', redis.call('HGET', K.body, tag) or '' }) do
       claimed[#claimed + 1] = value
     end
+  else
+    place(q, lane, now)
   end
-  place(q, lane, now)
 end
 if taken > 0 then redis.call('HSET', K.queue, 'vt', string.format('%.17g', q.vt)) end
 count('claimed', taken)

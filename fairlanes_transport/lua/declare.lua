@@ -12,9 +12,8 @@
 
 begin_writes()
 local existed = redis.call('EXISTS', K.queue)
-local changed = redis.call('HGET', K.queue, 'expires') ~= ARGV[2]
+local changed = (redis.call('HGET', K.queue, 'expires') or '0') ~= ARGV[2]
 redis.call('HSET', K.queue, 'expires', ARGV[2])
-if ARGV[2] == '0' and changed and existed == 1 then redis.call('PERSIST', K.queue) end
 local replaced = false
 for i = 3, #ARGV, 2 do
   local old = redis.call('HGET', K.queue, ARGV[i])
@@ -33,5 +32,5 @@ if replaced then
   for _, lane in ipairs(redis.call('ZRANGE', K.lanes, 0, 999)) do place(q, lane, now) end
   rearm(q)
 end
-touch(q)
+touch(q, changed)
 return 1 - existed

@@ -14,12 +14,19 @@
 -- ARGV[8]  envelope    JSON
 -- ARGV[9]  body        bytes
 -- RETURNS  1 stored, 0 known already
--- ERRORS   FLFULL the lane holds max_size ready messages; FLABSENT no such queue (must_exist)
+-- ERRORS   FLARG an argument is empty, no number or out of range; FLFULL the lane holds max_size ready messages;
+--          FLABSENT no such queue (must_exist)
 -- COST     O(log n) of the lane and of the ring
 --@include clock record settings ring wake
 
 if redis.replicate_commands then redis.replicate_commands() end
-local now, tag, lane, due = now_ms(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[5])
+local now, tag, lane = now_ms(ARGV[1]), ARGV[2], ARGV[3]
+local priority, due, cost = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+if tag == '' or lane == '' or not (priority and priority >= 0 and priority <= 9 and priority % 1 == 0)
+  or not (due and due > -2 ^ 53 and due < 2 ^ 53) or not (cost and cost > 0 and cost < math.huge) then
+  return redis.error_reply(string.format('FLARG tag %q, lane %q, priority %s, due %s, cost %s', tag, lane, ARGV[4],
+    ARGV[5], ARGV[6]))
+end
 if ARGV[7] == '1' and redis.call('EXISTS', K.queue) == 0 then
   return redis.error_reply('FLABSENT the queue does not exist')
 end
@@ -36,7 +43,7 @@ end
 redis.call('HSET', K.body, tag, ARGV[9])
 redis.call('HSET', K.envelope, tag, ARGV[8])
 local r = {
-  attempt = 0, failures = 0, priority = tonumber(ARGV[4]), score = 0, cost = tonumber(ARGV[6]), born = now,
+  attempt = 0, failures = 0, priority = priority, score = 0, cost = cost, born = now,
   slot = false, token = '-', lane = lane,
 }
 if due > now then

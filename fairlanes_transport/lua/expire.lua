@@ -14,4 +14,5 @@ local q, policy = queue_state(), parse_policy(ARGV[2])
 local swept = { sweep_expired(q, policy, now), sweep_due(q, now) }
 trim_dead(policy, now)
 rearm(q)
+touch(q)
 return swept

@@ -9,5 +9,7 @@
 
 begin_writes()
 local q = queue_state()
-if q.keeper and q.keeper == ARGV[1] then leave_role(q) end
-return rearm(q)
+if ARGV[1] ~= '' then keep_time(q, ARGV[1], false, 0) end
+local need = rearm(q)
+touch(q)
+return need

@@ -63,7 +63,8 @@ local function repair(tag, given)
     place(q, given, now)
   end
   local set = where(lane, tag)
-  local kept = r and r.lane and (payload or (r.slot and set == 'leased'))
+  -- A running slot is a lease and nothing else.
+  local kept = r and r.lane and (r.slot and set == 'leased' or payload and not r.slot)
   if not kept then
     leave(lane, tag)
     if redis.call('HEXISTS', K.message, tag) == 1 and not (r and r.slot) then removed = removed + 1 end
@@ -72,7 +73,10 @@ local function repair(tag, given)
     leave(lane, tag, set or 'ready')
     if set == 'leased' then redis.call('SADD', K.flight .. lane, tag) end
     if not set then make_ready(q, tag, r) end
-    if set == 'ready' then redis.call('HDEL', K.reasons, tag) end
+    if r.slot then
+      redis.call('HDEL', K.envelope, tag)
+      redis.call('HDEL', K.body, tag)
+    end
   end
   place(q, lane, now)
   return kept and 1 or 0

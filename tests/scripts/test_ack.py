@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scripts.bench import DONE, GONE, JOIN, STALE, T0, Bench, Fence, Record
+from tests.scripts.bench import DONE, GONE, JOIN, STALE, T0, Answer, Bench, Fence, Record
 
 
 def test_the_whole_state(bench: Bench) -> None:
@@ -49,6 +49,15 @@ def test_a_pair_that_is_not_current_changes_nothing(bench: Bench, change: dict[s
     fence = bench.fence()
     bench.mark()
     assert bench.ack(fence._replace(**change)) == (STALE,)  # type: ignore[arg-type]
+    assert bench.changes() == {}
+
+
+def test_the_attempt_counts(bench: Bench) -> None:
+    """A server that came back from an older copy may know the token, but not of the claim."""
+    bench.put("t")
+    fence = bench.fence()
+    bench.mark()
+    assert bench.ack(fence._replace(attempt=fence.attempt + 1)) == (STALE,)
     assert bench.changes() == {}
 
 
@@ -128,7 +137,7 @@ def test_a_running_slot_keeps_its_place_and_drops_the_payload(bench: Bench) -> N
     bench.fill("a", 2)
     fence = bench.fence()
     bench.mark()
-    assert bench.ack(fence, keep_slot=True) == (DONE,)
+    assert bench.ack(fence, keep_slot=True) == (Answer.SLOT,)
     assert bench.changes() == {
         "body/a0": None,
         "envelope/a0": None,

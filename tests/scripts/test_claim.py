@@ -9,7 +9,10 @@ from fractions import Fraction
 
 import pytest
 
+from fairlanes_transport.store import WillPark
 from tests.scripts.bench import DONE, JOIN, STALE, T0, Bench, Record
+
+LONG = 3_600_000
 
 
 def test_the_whole_state(bench: Bench) -> None:
@@ -240,17 +243,17 @@ def test_a_paused_queue_serves_nothing_but_sweeps(bench: Bench) -> None:
 def test_a_rate_spaces_claims_after_the_burst(bench: Bench) -> None:
     bench.configure("a", rate="1/10000", burst=2)
     bench.fill("a", 5)
-    turn = bench.turn(16, consumer="k", will_park=True)
+    turn = bench.turn(16, LONG, consumer="k", will_park=True)
     assert [message.fence.tag for message in turn.claimed] == ["a0", "a1"]
     assert turn.due_in == 10_000
     state = bench.check()
     assert state.waiting == {"a": bench.now + 10_000}
     bench.tick(9_999)
-    assert bench.tags(16) == []
+    assert bench.tags(16, lease=LONG) == []
     bench.tick(1)
-    assert bench.tags(16) == ["a2"]
+    assert bench.tags(16, lease=LONG) == ["a2"]
     bench.tick(20_000)
-    assert bench.tags(16) == ["a3", "a4"]
+    assert bench.tags(16, lease=LONG) == ["a3", "a4"]
     bench.check()
 
 
@@ -259,7 +262,7 @@ def test_a_rate_is_kept_over_any_length(bench: Bench) -> None:
     bench.fill("a", 12)
     at = []
     while len(at) < 12:
-        at += [bench.now] * len(bench.tags(16))
+        at += [bench.now] * len(bench.tags(16, lease=LONG))
         waiting = bench.check().waiting
         bench.tick(int(waiting["a"]) - bench.now if waiting else 1)
     assert at[0] == T0
@@ -281,22 +284,22 @@ def test_a_throttled_lane_waits_for_its_time(bench: Bench) -> None:
     bench.put("u", "b")
     state = bench.check()
     assert (list(state.ring), state.waiting) == (["b"], {"a": bench.now + 5_000})
-    turn = bench.turn(16, consumer="k", will_park=True)
+    turn = bench.turn(16, LONG, consumer="k", will_park=True)
     assert ([m.lane for m in turn.claimed], turn.due_in) == (["b"], 5_000)
     bench.tick(5_000)
-    assert bench.tags(16) == ["t"]
+    assert bench.tags(16, lease=LONG) == ["t"]
     bench.check()
 
 
 def test_throttle_and_rate_hold_until_the_later_one(bench: Bench) -> None:
     bench.configure("a", rate="1/10000")
     bench.fill("a", 2)
-    bench.claim()
+    bench.claim(lease=LONG)
     bench.client.set(bench.key("throttle", "a"), bench.now + 25_000, px=600_000)
     bench.replace()
     assert bench.check().waiting == {"a": bench.now + 25_000}
     bench.tick(25_000)
-    assert bench.tags(16) == ["a1"]
+    assert bench.tags(16, lease=LONG) == ["a1"]
 
 
 # what time brings
@@ -314,7 +317,6 @@ def test_due_messages_keep_priority_and_line_up_when_they_are_due(bench: Bench) 
 
 
 def test_a_sweep_moves_at_most_a_hundred_due_messages(bench: Bench) -> None:
-    bench.store.caller.pipeline([("PING",)])  # type: ignore[attr-defined]
     for i in range(205):
         bench.put(f"d{i:03}", f"lane{i % 7}", delay=10)
     bench.tick(50)
@@ -405,9 +407,16 @@ def test_a_keeper_that_stays_busy_gives_the_role_back(bench: Bench) -> None:
     bench.put("t", delay=3_000)
     bench.turn(consumer="k", will_park=True)
     bench.fill("a", 2)
-    turn = bench.turn(1, consumer="k", will_park=True)
+    turn = bench.turn(1, consumer="k", will_park=WillPark.IF_NOT_FULL)
     assert (turn.need, turn.due_in) == (True, None)
     assert "keeper" not in bench.check().queue
+
+
+def test_a_keeper_that_gets_less_than_it_asked_for_parks(bench: Bench) -> None:
+    bench.put("t", delay=3_000)
+    bench.put("u")
+    turn = bench.turn(2, consumer="k", will_park=WillPark.IF_NOT_FULL)
+    assert (turn.need, turn.due_in) == (False, 3_000)
 
 
 def test_a_keeper_without_work_ahead_is_none(bench: Bench) -> None:

@@ -81,6 +81,27 @@ local function place(q, lane, now)
   end
 end
 
+-- next_turn(q, s, lane, vt, now): a lane on the ring was served; its next turn is at `vt`, if it can have one.
+local function next_turn(q, s, lane, vt, now)
+  local servable = redis.call('ZCARD', K.ready .. lane) > 0
+    and not (s.limit and redis.call('SCARD', K.flight .. lane) >= s.limit)
+  local blocked = servable and s.rate and blocked_until(s, lane, now)
+  if servable and not blocked then
+    redis.call('ZADD', K.ring, vt, lane)
+  else
+    redis.call('ZREM', K.ring, lane)
+    if blocked then
+      redis.call('ZADD', K.waiting, blocked, lane)
+      schedule(q, blocked)
+    end
+  end
+end
+
+-- freed(q, lane, now): the lane has one less in flight; on the ring, that changes nothing.
+local function freed(q, lane, now)
+  if not redis.call('ZSCORE', K.ring, lane) then place(q, lane, now) end
+end
+
 -- make_ready(q, tag, r): into its lane, at the place it had or, the first time, at the end of its priority.
 -- The caller places the lane.
 local function make_ready(q, tag, r)

@@ -1,12 +1,12 @@
 -- queue_state(): one read of what most scripts need to know of the queue.
 local function queue_state()
   local v = redis.call('HMGET', K.queue, 'vt', 'paused', 'keeper', 'keeper_until', 'expires', 'fairness',
-    'weight', 'limit', 'rate', 'burst', 'max_size', 'mean')
+    'weight', 'limit', 'rate', 'burst', 'max_size', 'mean', 'deputy', 'deputy_until')
   return {
     vt = tonumber(v[1] or 0), paused = v[2] == '1', keeper = v[3], keeper_until = tonumber(v[4] or 0),
     expires = tonumber(v[5] or 0), by_time = v[6] == 'time', mean = tonumber(v[12] or 1),
     weight = v[7], limit = v[8], rate = v[9], burst = v[10], max_size = v[11],
-    lanes = {},
+    deputy = v[13], deputy_until = tonumber(v[14] or 0), lanes = {},
   }
 end
 

@@ -1,0 +1,293 @@
+"""The Celery worker's side: what is running, what will never start, and when a task has ended.
+
+Celery tells a transport when a message is acked, which by default is when its task starts.  Running slots, the
+release of what has not started, and dead letters with a reason need more; a bootstep watches the pool for it.
+It is part of a worker's consumer only if the worker's broker is of this transport.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from billiard.pool import RUN as POOL_RUN
+from celery import bootsteps
+from celery.exceptions import TaskRevokedError
+from celery.worker import state
+
+from . import tenancy
+from .errors import connection_errors, unreachable
+from .keeper import Lease
+
+logger = logging.getLogger(__name__)
+
+STEP = f"{__name__}:LanesStep"
+
+#: Longest pause between two tries to reach the broker again.
+RECONNECT_SECONDS = 10.0
+#: How often a consumer that waits for a free greenlet looks whether it is to shut down.
+ROOM_SECONDS = 0.5
+
+
+def install() -> None:
+    """Make the bootstep part of every consumer that is built from now on."""
+    from celery.worker.consumer import Consumer
+
+    steps = Consumer.Blueprint.default_steps
+    if STEP not in steps:
+        steps.append(STEP)
+
+
+class Run:
+    """One task on its way through the pool.
+
+    Attributes:
+        accepted: a process, thread or greenlet of the pool has begun it.
+        late_check: the pool begins it in this process, perhaps long after it was handed over.
+    """
+
+    def __init__(
+        self, lease: Lease, request: Any, on_end: Callable[[Run], None], *, late_check: bool = False
+    ) -> None:
+        self.lease = lease
+        self.request = request
+        self.late_check = late_check
+        self.result: Any = None
+        self.accepted = False
+        self._on_end = on_end
+
+    def watch(self, options: dict[str, Any]) -> None:
+        """Wrap the pool's callbacks: each but the soft timeout says that the task has ended."""
+        options["callback"] = self._ending(options.get("callback"))
+        options["error_callback"] = self._ending(options.get("error_callback"))
+        options["accept_callback"] = self._accepting(options.get("accept_callback"))
+        options["timeout_callback"] = self._timing_out(options.get("timeout_callback"))
+
+    def withdraw(self) -> bool:
+        """True if the task will never start here."""
+        if self.accepted or self.lease.ended:
+            return False
+        future = getattr(self.result, "f", None)
+        if future is not None:
+            return bool(future.cancel())
+        # A prefork job: the pool forgets what it has not written to a child, and a child runs what it has got.
+        return getattr(self.result, "_write_to", self) is None
+
+    def _ending(self, callback: Any) -> Callable[..., Any]:
+        def ended(*args: Any, **kwargs: Any) -> Any:
+            self.lease.ended = True
+            try:
+                return callback(*args, **kwargs) if callback else None
+            finally:
+                self._on_end(self)
+
+        return ended
+
+    def _accepting(self, callback: Any) -> Callable[..., Any]:
+        def accept(*args: Any, **kwargs: Any) -> Any:
+            if self.late_check and not _still_ours(self.request):
+                raise TaskRevokedError(f"{self.lease} is somebody else's now")
+            self.accepted = True
+            return callback(*args, **kwargs) if callback else None
+
+        return accept
+
+    def _timing_out(self, callback: Any) -> Callable[..., Any]:
+        def timed_out(soft: bool, *args: Any, **kwargs: Any) -> Any:
+            if soft:
+                return callback(soft, *args, **kwargs) if callback else None
+            return self._ending(callback)(soft, *args, **kwargs)
+
+        return timed_out
+
+
+class LanesStep(bootsteps.StartStopStep):
+    """Watches the pool of a worker whose broker is of this transport."""
+
+    name = "Lanes"
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        super().__init__(c, **kwargs)
+        if not self._is_ours(c):
+            return
+        # Task strategies take the pool's method when they are built, which is after this.
+        c.pool.apply_async = _watching(c.pool)
+        c.ensure_connected = _retrying_often(c.ensure_connected)
+        c.on_decode_error = _burying_undecodable(c.on_decode_error)
+        c.on_unknown_task = _with_reason(c.on_unknown_task, "unknown task")
+        c.on_invalid_task = _with_reason(c.on_invalid_task, "invalid task")
+        c.on_unknown_message = _with_reason(c.on_unknown_message, "not a task")
+        tenancy.install_worker(c.app)
+
+    def include_if(self, c: Any) -> bool:
+        """Only with our transport."""
+        return self._is_ours(c)
+
+    @staticmethod
+    def _is_ours(c: Any) -> bool:
+        from .transport import Transport
+
+        cls = c.conninfo.get_transport_cls()
+        return isinstance(cls, type) and issubclass(cls, Transport)
+
+    def start(self, c: Any) -> None:
+        """The pool is there now."""
+        flush = getattr(c.pool, "flush", None)
+        if getattr(c.pool, "uses_semaphore", False) and flush is not None and not hasattr(flush, "keeps_written"):
+            c.pool.flush = _keeping_written(c.pool, flush)
+
+    def stop(self, c: Any) -> None:
+        """Nothing to stop."""
+
+    def close(self, c: Any) -> None:
+        """The shutdown begins: hand back what has not started, now, and not when the pool has drained."""
+        connection = c.connection
+        if connection is None or connection._transport is None:
+            return
+        try:
+            connection._transport.metronome.stop_turning()
+        except connection_errors as exc:
+            logger.debug("cannot send what was on its way: %s", exc)
+        for channel in list(connection._transport.channels):
+            channel.qos.restore_unacked()
+
+
+def _watching(pool: Any) -> Callable[..., Any]:
+    """`pool.apply_async`, which from now on tells of each task whether it was started, and when it has ended."""
+    apply_async = pool.apply_async
+    late_check = type(pool).__module__.endswith(".thread")
+
+    def watched(target: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        request = getattr(options.get("callback"), "__self__", None)
+        lease = getattr(getattr(request, "message", None), "lease", None)
+        if lease is None:
+            return apply_async(target, args, kwargs, **options)
+        if pool.is_green:
+            _wait_for_room(pool._pool)
+        if not _still_ours(request):
+            raise TaskRevokedError(f"{lease} is somebody else's now")
+        run = Run(lease, request, _ended, late_check=late_check)
+        run.watch(options)
+        lease.started, lease.withdraw = True, run.withdraw
+        run.result = apply_async(target, args, kwargs, **options)
+        return run.result
+
+    return watched
+
+
+def _still_ours(request: Any) -> bool:
+    """Whether a task may begin: not if its message was handed back, or its lease ran out while this process was
+    stopped or cut off.
+    """
+    lease, qos = request.message.lease, request.message.channel.qos
+    try:
+        if not lease.returned and qos.check(lease):
+            return True
+    except unreachable as exc:
+        logger.warning("%s: not started, as its lease may have run out and the broker does not say: %s", lease, exc)
+    qos.release([request.message.delivery_tag])
+    state.task_ready(request)
+    return False
+
+
+def _wait_for_room(greenlets: Any) -> None:
+    """A green pool that is full would block the consumer for as long as its tasks run, also for a shutdown."""
+    while True:
+        if hasattr(greenlets, "wait_available"):  # gevent
+            if greenlets.free_count() > 0:
+                return
+            greenlets.wait_available(ROOM_SECONDS)
+        elif greenlets.sem.acquire(timeout=ROOM_SECONDS):  # eventlet
+            greenlets.sem.release()
+            return
+        state.maybe_shutdown()
+
+
+def _retrying_often(ensure_connected: Callable[..., Any]) -> Callable[..., Any]:
+    """The worker looks for a lost broker every ten seconds at least; Celery's pauses grow to thirty.  It does so
+    for as long as ``broker_connection_max_retries`` says with Celery's pauses.
+    """
+
+    def ensure(conn: Any) -> Any:
+        ensure_connection = conn.ensure_connection
+
+        def often(errback: Any = None, max_retries: int | None = None, **kwargs: Any) -> Any:
+            retries = max_retries and 3 * max_retries
+            return ensure_connection(errback, retries, interval_max=RECONNECT_SECONDS, **kwargs)
+
+        conn.ensure_connection = often
+        return ensure_connected(conn)
+
+    return ensure
+
+
+def _keeping_written(pool: Any, flush: Callable[[], None]) -> Callable[[], None]:
+    """The prefork pool's `flush` forgets each job that no child has accepted yet.  A job that was written to a
+    child is run all the same: we want to hear of its end.
+    """
+
+    def flush_unwritten() -> None:
+        processes = pool._pool
+        kept = [job for job in tuple(processes._cache.values()) if _will_run(processes, job)]
+        for job in kept:
+            job.discard = lambda: None
+        try:
+            flush()
+        finally:
+            for job in kept:
+                del job.discard
+
+    flush_unwritten.keeps_written = True  # type: ignore[attr-defined]
+    return flush_unwritten
+
+
+def _will_run(processes: Any, job: Any) -> bool:
+    if job._accepted is not False or getattr(job, "_write_to", None) is None:
+        return False
+    writer = getattr(job, "_writer", lambda: None)()
+    # What is half written is completed, but not once the pool closes.
+    return processes._state == POOL_RUN or writer not in processes._active_writers
+
+
+def _ended(run: Run) -> None:
+    """A task has ended: free its slot, and hand back a message that will not be acked."""
+    lease, message = run.lease, run.request.message
+    qos = message.channel.qos
+    try:
+        if lease.slot:
+            qos.finish(lease)
+        elif not run.request.acknowledged:
+            # Cancelled: at a connection loss, or by a cold shutdown.
+            qos.release([message.delivery_tag])
+        else:
+            qos.wake()
+    except connection_errors as exc:
+        logger.warning("cannot finish %s now (%s); its lease ends by itself", lease, exc)
+
+
+def _burying_undecodable(on_decode_error: Callable[..., Any]) -> Callable[..., Any]:
+    """Celery acks what it cannot decode; we keep it as a dead letter."""
+
+    def bury(message: Any, exc: Exception) -> Any:
+        if getattr(message, "lease", None) is not None and not message.acknowledged:
+            message.lease.reason = f"cannot be decoded: {exc!r}"
+            message.reject()
+            # The log line is Celery's; its ack is of a message that is settled.
+            message.ack = lambda *args, **kwargs: None
+        return on_decode_error(message, exc)
+
+    return bury
+
+
+def _with_reason(handler: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """Celery rejects these without a word; the dead letter says why."""
+
+    def handle(body: Any, message: Any, *args: Any, **kwargs: Any) -> Any:
+        lease = getattr(message, "lease", None)
+        if lease is not None:
+            lease.reason = ": ".join([reason, *(repr(arg) for arg in args if isinstance(arg, Exception))])
+        return handler(body, message, *args, **kwargs)
+
+    return handle

@@ -1,0 +1,355 @@
+"""The state machine: one random step at a time on the store and on the reference, and they must stay the same.
+
+It plays producers, consumers that die, lose replies, lose tokens and come back with stale fences, and an operator.
+All time is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fairlanes_transport.errors import LaneFull
+from fairlanes_transport.store import Answer, FailurePolicy, Fence, WillPark
+from tests.model.reference import Reference
+from tests.scripts.bench import JOIN, Bench
+
+POLICY = FailurePolicy(
+    backoff_base=2.0, backoff_factor=3.0, backoff_max=10.0, max_failures=4, dead_letter_max=3, dead_letter_ttl=60.0
+)
+#: ms after which a deputy misses the keeper (lua/include/wake.lua)
+GRACE = 50
+LANES = ["a", "b", "c", "two words"]
+CONSUMERS = ["c1", "c2", "c3"]
+
+lanes = st.sampled_from(LANES)
+consumers = st.sampled_from(CONSUMERS)
+picks = st.integers(0, 1_000)
+#: Settings by which a lane is bounded; real time may let a bucket or a throttle end, so theirs are long.
+settings = st.fixed_dictionaries(
+    {},
+    optional={
+        "weight": st.sampled_from([None, 1, 2, 3, 0.5, 7]),
+        "limit": st.sampled_from([None, 1, 2, 3]),
+        "rate": st.sampled_from([None, "1/30000", "2/45000"]),
+        "burst": st.sampled_from([None, 1, 2, 3]),
+        "paused": st.booleans(),
+    },
+).filter(bool)
+
+
+class Losing:
+    """A caller whose next reply is lost on the way, after the server did what it was asked."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.lose = inner, False
+
+    def call(self, *args: Any) -> Any:
+        reply = self.inner.call(*args)
+        if self.lose:
+            self.lose = False
+            raise redis.exceptions.ConnectionError("the reply was lost")
+        return reply
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """One queue, its reference, and everything that can happen to it."""
+
+    #: makes a client on an empty database
+    connect: Callable[[], redis.Redis]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench(type(self).connect(), policy=POLICY)
+        self.store, self.queue = self.bench.store, self.bench.queue
+        self.link = self.store.caller = Losing(self.store.caller)
+        self.ref = Reference(POLICY, self.wait_of, JOIN, GRACE)
+        self.tags: list[str] = []
+        self.fences: list[Fence] = []
+        self.token_out = False
+
+    @property
+    def now(self) -> int:
+        return self.bench.now
+
+    def wait_of(self, tag: str) -> int:
+        """How long the store lets a failed message wait: the one thing that is random."""
+        due = self.bench.client.zscore(self.bench.key("delayed"), tag)
+        assert due is not None, f"{tag} failed and should wait"
+        return int(due) - self.now
+
+    def pick(self, numbers: list[int]) -> list[Fence]:
+        """Fences that somebody once got, current or not, and one that nobody ever had."""
+        known = [*self.fences[-12:], Fence("t0", 1, "forged")]
+        return [known[-1 - n % len(known)] for n in numbers]
+
+    def rearmed(self, need: bool | None = None) -> None:
+        """A script has run that ends in `rearm`."""
+        self.token_out = False
+        if need is not None:
+            assert need == self.ref.need(), f"need is {need}, should be {self.ref.need()}"
+
+    # producers
+
+    @rule(
+        lane=lanes, priority=st.sampled_from([0, 0, 0, 5, 9]), delay=st.sampled_from([0, 0, 0, 1_000, 5_000, 40_000]),
+        cost=st.sampled_from([1, 1, 1, 2.5]), n=st.integers(1, 3),
+    )  # fmt: skip
+    def enqueue(self, lane: str, priority: int, delay: int, cost: float, n: int) -> None:
+        for _ in range(n):
+            tag = f"t{len(self.tags)}"
+            self.tags.append(tag)
+            assert self.bench.put(tag, lane, priority=priority, delay=delay, cost=cost)
+            assert self.ref.enqueue(tag, lane, priority, self.now + delay if delay else 0, cost, self.now)
+            self.rearmed()
+
+    @precondition(lambda self: self.tags)
+    @rule(pick=picks, lane=lanes)
+    def enqueue_again(self, pick: int, lane: str) -> None:
+        tag = self.tags[-1 - pick % len(self.tags)]
+        stored = self.bench.put(tag, lane)
+        assert stored == self.ref.enqueue(tag, lane, 0, 0, 1.0, self.now), f"{tag} was stored twice"
+        if stored:
+            self.rearmed()
+
+    @rule(lane=lanes)
+    def enqueue_into_a_full_lane(self, lane: str) -> None:
+        size = len(self.ref.tags("ready", lane=lane))
+        self.store.configure(self.queue, lane, max_size=max(1, size))
+        if size:
+            with pytest.raises(LaneFull):
+                self.bench.put("too much", lane)
+        self.store.configure(self.queue, lane, max_size=None)
+        self.ref.settle(lane, self.now)
+        self.rearmed()
+
+    # consumers
+
+    @rule(
+        consumer=consumers, n=st.sampled_from([0, 1, 1, 2, 4, 16]), lease=st.sampled_from([5_000, 20_000, 60_000]),
+        parks=st.sampled_from(list(WillPark)), popped=st.booleans(), lost=st.sampled_from([False] * 5 + [True]),
+    )  # fmt: skip
+    def claim(self, consumer: str, n: int, lease: int, parks: WillPark, popped: bool, lost: bool) -> None:
+        if popped:
+            self.bench.drop_token()
+        self.link.lose = lost
+        idle = not self.ref.messages
+        turn = None
+        try:
+            turn = self.store.claim(self.queue, n, lease, consumer=consumer, will_park=parks)
+        except redis.exceptions.ConnectionError:
+            records = self.bench.state().message
+        taken = self.ref.claim(n, lease, "?", self.now)
+        parking = parks == WillPark.YES or (parks == WillPark.IF_NOT_FULL and len(taken) < n)
+        due_in = self.ref.keep(consumer, parking, self.now)
+        if idle:
+            self.ref.roles.clear()
+        if turn is None:
+            for tag in taken:
+                self.ref.messages[tag].token = records[tag].token
+            self.rearmed()
+            return
+        claimed = [message.fence.tag for message in turn.claimed]
+        assert claimed == taken, f"claimed {claimed}, should be {taken}"
+        for message in turn.claimed:
+            m = self.ref.messages[message.fence.tag]
+            m.token = message.fence.token
+            assert (message.fence.attempt, message.failures, message.lane) == (m.attempt, m.failures, m.lane)
+            assert message.body == message.fence.tag.encode()
+        self.fences += [message.fence for message in turn.claimed]
+        assert turn.due_in == due_in, f"the keeper is to come in {turn.due_in}, should be {due_in}"
+        self.rearmed(turn.need)
+
+    @rule(
+        numbers=st.lists(picks, min_size=1, max_size=3), keep_slot=st.booleans(), consumer=consumers,
+        parks=st.booleans(), lost=st.sampled_from([False] * 5 + [True]),
+    )  # fmt: skip
+    def ack(self, numbers: list[int], keep_slot: bool, consumer: str, parks: bool, lost: bool) -> None:
+        fences = self.pick(numbers)
+        answers = tuple(self.reference_ack(fence, keep_slot) for fence in fences)
+        self.ref.finished = {tag: at for tag, at in self.ref.finished.items() if at > self.now - 300_000}
+        self.link.lose = lost
+        turn = None
+        try:
+            turn = self.store.ack(self.queue, fences, keep_slot=keep_slot, consumer=consumer, will_park=parks)
+        except redis.exceptions.ConnectionError:
+            pass
+        due_in = self.ref.keep(consumer, parks and not self.ref.ring, self.now)
+        if turn:
+            assert turn.answers == answers, f"ack of {fences} says {turn.answers}, should be {answers}"
+            assert turn.due_in == due_in, f"the keeper is to come in {turn.due_in}, should be {due_in}"
+        self.rearmed(turn.need if turn else None)
+
+    def reference_ack(self, fence: Fence, keep_slot: bool) -> Answer:
+        answer = self.ref.check(fence, "leased", "ready", "delayed")
+        if answer != Answer.DONE:
+            return answer
+        m = self.ref.messages[fence.tag]
+        self.ref.finished[fence.tag] = self.now
+        if keep_slot and m.place == "leased" and self.ref.setting(m.lane, "limit"):
+            m.place = "slot"
+            self.ref.totals["acked"] += 1
+            return Answer.SLOT
+        self.ref.remove(fence.tag, "acked", self.now)
+        return answer
+
+    @rule(numbers=st.lists(picks, min_size=1, max_size=3), lease=st.sampled_from([5_000, 60_000]))
+    def extend(self, numbers: list[int], lease: int) -> None:
+        fences = self.pick(numbers)
+        answers = tuple(self.ref.check(fence, "leased", "slot") for fence in fences)
+        for fence, answer in zip(fences, answers):
+            if answer == Answer.DONE:
+                self.ref.messages[fence.tag].time = self.now + lease
+        assert self.store.extend(self.queue, fences, lease) == answers
+
+    @rule(numbers=st.lists(picks, min_size=1, max_size=3))
+    def release(self, numbers: list[int]) -> None:
+        fences, answers = self.pick(numbers), []
+        for fence in fences:
+            answers.append(self.ref.check(fence, "leased"))
+            if answers[-1] == Answer.DONE:
+                self.ref.make_ready(fence.tag, self.now)
+                self.ref.totals["released"] += 1
+        assert self.store.release(self.queue, fences) == tuple(answers)
+        self.rearmed()
+
+    @rule(number=picks, requeue=st.sampled_from([True, True, False]))
+    def reject(self, number: int, requeue: bool) -> None:
+        (fence,) = self.pick([number])
+        answer = self.store.reject(self.queue, fence, requeue=requeue, reason="rejected")
+        assert answer == self.ref.check(fence, "leased"), f"reject of {fence} says {answer!r}"
+        if answer == Answer.DONE:
+            self.ref.totals["rejected"] += 1
+            self.ref.fail(fence.tag, self.now, fatal=not requeue)
+        self.rearmed()
+
+    @rule(numbers=st.lists(picks, min_size=1, max_size=3))
+    def finish(self, numbers: list[int]) -> None:
+        fences = self.pick(numbers)
+        for fence in fences:
+            m = self.ref.messages.get(fence.tag)
+            if m and m.place == "slot" and (m.attempt, m.token) == fence[1:]:
+                self.ref.messages.pop(fence.tag)
+                self.ref.settle(m.lane, self.now)
+        self.rearmed(self.store.finish(self.queue, fences))
+
+    @rule(consumer=st.sampled_from([*CONSUMERS, ""]))
+    def rearm(self, consumer: str) -> None:
+        self.ref.keep(consumer, False, self.now)
+        self.rearmed(self.store.rearm(self.queue, consumer))
+
+    @rule()
+    def pop_the_token_and_die(self) -> None:
+        self.token_out |= self.bench.drop_token()
+
+    # time
+
+    @rule(ms=st.sampled_from([1, 500, 1_000, 5_000, 20_000, 30_000, 60_000, 301_000]))
+    def pass_time(self, ms: int) -> None:
+        self.bench.tick(ms)
+
+    @rule()
+    def pass_time_to_what_is_next(self) -> None:
+        times = [m.time for m in self.ref.messages.values() if m.place in ("leased", "slot", "delayed")]
+        ahead = [at for at in (*times, *self.ref.waiting.values()) if at > self.now]
+        self.bench.tick(min(ahead) - self.now if ahead else 0)
+
+    @rule()
+    def expire(self) -> None:
+        swept = self.store.expire(self.queue)
+        assert swept == self.ref.sweep(self.now), f"swept {swept}"
+        self.rearmed()
+
+    # the operator
+
+    @rule(lane=lanes, settings=settings)
+    def configure(self, lane: str, settings: dict[str, Any]) -> None:
+        self.store.configure(self.queue, lane, **settings)
+        ref, old = self.ref, {"weight": 1, "burst": 1, **self.ref.settings.get(lane, {})}
+        tokens = ref.tokens(lane, self.now) if lane in ref.buckets else None
+        own = {**ref.settings.get(lane, {}), **settings}
+        if settings.get("rate"):
+            of, per = settings["rate"].split("/")
+            own["rate"] = float(of) / float(per)
+        own = ref.settings[lane] = {name: value for name, value in own.items() if value}
+        new = {"weight": 1, "burst": 1, **own}
+        if "rate" not in new:
+            ref.buckets.pop(lane, None)
+        elif tokens is not None and (new["rate"], new["burst"]) != (old.get("rate"), old["burst"]):
+            ref.buckets[lane] = (min(tokens, new["burst"]), self.now)
+        if lane in ref.ring:
+            ref.ring[lane] = ref.vt + (ref.ring[lane] - ref.vt) * old["weight"] / new["weight"]
+        ref.settle(lane, self.now)
+        self.rearmed()
+
+    @rule(paused=st.booleans())
+    def pause(self, paused: bool) -> None:
+        self.ref.paused = paused
+        self.rearmed(self.store.pause(self.queue, paused=paused))
+
+    @rule(lane=lanes, ms=st.sampled_from([30_000, 50_000]), shorten=st.booleans(), end=st.booleans())
+    def throttle(self, lane: str, ms: int, shorten: bool, end: bool) -> None:
+        ms = 0 if end else ms
+        until = self.now + ms if shorten else max(self.now + ms, self.ref.throttles.get(lane, 0))
+        assert self.store.throttle(self.queue, lane, ms, shorten=shorten) == until - self.now
+        self.ref.throttles[lane] = until
+        self.ref.settle(lane, self.now)
+        self.rearmed()
+
+    @precondition(lambda self: self.tags)
+    @rule(numbers=st.lists(picks, min_size=1, max_size=3))
+    def redrive(self, numbers: list[int]) -> None:
+        tags = sorted({self.tags[-1 - n % len(self.tags)] for n in numbers} | set(self.ref.tags("dead")[:1]))
+        dead = [tag for tag in tags if tag in self.ref.tags("dead")]
+        for tag in dead:
+            m = self.ref.messages[tag]
+            m.attempt, m.failures, m.token = m.attempt + 1, 0, "-"
+            self.ref.make_ready(tag, self.now)
+        assert self.store.redrive(self.queue, tags) == len(dead)
+        self.rearmed()
+
+    @precondition(lambda self: self.tags)
+    @rule(number=picks)
+    def cancel(self, number: int) -> None:
+        tag = self.tags[-1 - number % len(self.tags)]
+        m = self.ref.messages.get(tag)
+        answer = None if m is None else m.place in ("ready", "delayed")
+        if answer:
+            self.ref.remove(tag, "cancelled", self.now)
+        assert self.store.cancel(self.queue, [tag]) == (answer,)
+        self.rearmed()
+
+    @rule(lane=st.sampled_from(["", *LANES]), step=st.sampled_from([1, 2, 1_000]), rare=st.integers(0, 3))
+    def purge(self, lane: str, step: int, rare: int) -> None:
+        if rare:
+            return
+        gone = self.ref.tags("ready", lane=lane or None) + self.ref.tags("delayed", lane=lane or None)
+        assert self.store.purge(self.queue, lane, step=step) == len(gone)
+        for tag in gone:
+            self.ref.remove(tag, "purged", self.now)
+        self.rearmed()
+
+    # after every step
+
+    @invariant()
+    def same(self) -> None:
+        state, ref = self.bench.check(token_out=self.token_out), self.ref
+        have = {lane: sorted(tags, key=tags.__getitem__) for lane, tags in state.ready.items()}
+        assert have == {lane: found for lane in LANES if (found := ref.tags("ready", lane=lane))}
+        for part, places in (("leases", ("leased", "slot")), ("delayed", ("delayed",)), ("dead", ("dead",))):
+            assert getattr(state, part) == {tag: ref.messages[tag].time for tag in ref.tags(*places)}, part
+        for tag, record in state.message.items():
+            m = ref.messages[tag]
+            assert (record.attempt, record.failures, record.token) == (m.attempt, m.failures, m.token), record
+            assert (record.lane, record.slot) == (m.lane, m.place == "slot"), record
+        assert state.ring == pytest.approx(ref.ring), "ring"
+        assert state.waiting == ref.waiting, "waiting"
+        roles = {r: (state.queue[r], int(state.queue[f"{r}_until"])) for r in ("keeper", "deputy") if r in state.queue}
+        assert roles == ref.roles, "keeper and deputy"
+        assert state.finished == ref.finished, "finished"
+        assert {name: state.totals.get(name, 0) for name in ref.totals} == ref.totals, "totals"

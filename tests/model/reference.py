@@ -1,0 +1,149 @@
+"""A scheduler in plain Python, told from the design and not from the scripts: what the store is compared with."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from math import ceil, inf
+from types import SimpleNamespace
+from typing import Any
+
+from fairlanes_transport.store import Answer, FailurePolicy, Fence
+
+
+class Reference:
+    """One queue; `waits(tag)` is how long a failed message waits: random, so checked to be in its bounds."""
+
+    def __init__(self, policy: FailurePolicy, waits: Callable[[str], int], join: float, grace: int) -> None:
+        self.policy, self.waits, self.join, self.grace = policy, waits, join, grace
+        #: place: ready, leased, slot, delayed or dead; time: deadline, due time or time of death; roles: who, until
+        self.messages, self.settings = dict[str, Any](), dict[str, dict[str, Any]]()
+        self.finished, self.throttles, self.waiting = (dict[str, int]() for _ in range(3))
+        self.ring, self.vt, self.arrivals, self.paused = dict[str, float](), 0.0, count(1), False
+        self.buckets, self.roles = dict[str, tuple[float, int]](), dict[str, tuple[str, int]]()
+        self.totals: Counter[str] = Counter()
+
+    def tags(self, *places: str, lane: str | None = None, until: float = inf) -> list[str]:
+        found = [(m.order if m.place == "ready" else m.time, tag) for tag, m in self.messages.items()
+                 if m.place in places and lane in (None, m.lane) and (m.place == "ready" or m.time <= until)]  # fmt: skip
+        return [tag for _, tag in sorted(found)]
+
+    def setting(self, lane: str, name: str, default: Any = None) -> Any:
+        return self.settings.get(lane, {}).get(name, default)
+
+    def tokens(self, lane: str, now: int) -> float:
+        tokens, at = self.buckets.get(lane, (inf, now))
+        return min(self.setting(lane, "burst", 1), tokens + (now - at) * self.setting(lane, "rate"))
+
+    def settle(self, lane: str, now: int) -> None:
+        """Put the lane on the ring, among those that wait for a time, or on neither."""
+        free = len(self.tags("leased", "slot", lane=lane)) < self.setting(lane, "limit", inf)
+        servable = self.tags("ready", lane=lane) and not self.setting(lane, "paused") and free
+        until, rate = self.throttles.get(lane, 0), self.setting(lane, "rate")
+        if rate and self.tokens(lane, now) < 1 - 1e-9:
+            until = max(until, now + ceil((1 - self.tokens(lane, now)) / rate))
+        self.waiting.pop(lane, None)
+        if not servable or until > now:
+            self.ring.pop(lane, None)
+        elif lane not in self.ring:
+            self.vt = self.vt if self.ring else 0.0
+            self.ring[lane] = self.vt + self.join / self.setting(lane, "weight", 1)
+        if servable and until > now:
+            self.waiting[lane] = until
+            self.falls_due(until)
+
+    def make_ready(self, tag: str, now: int) -> None:
+        m = self.messages[tag]
+        m.place, m.order = "ready", m.order or (m.priority, next(self.arrivals))
+        self.settle(m.lane, now)
+
+    def falls_due(self, at: int) -> None:
+        if at < self.roles.get("keeper", ("", 0))[1]:
+            del self.roles["keeper"]
+
+    def need(self) -> bool:
+        return not self.paused and bool(self.ring or ("keeper" not in self.roles and (self.waiting or self.tags("delayed"))))
+
+    def keep(self, consumer: str, parks: bool, now: int) -> int | None:
+        if not parks:
+            self.roles = {role: held for role, held in self.roles.items() if held[0] != consumer}
+            return None
+        taken = [r for r, (who, at) in self.roles.items() if who != consumer and at + self.grace > now]
+        ahead = [self.messages[t].time for t in self.tags("delayed", "leased", "slot")] + [*self.waiting.values()]
+        if "keeper" in taken and "deputy" not in taken:
+            self.roles["deputy"] = (consumer, self.roles["keeper"][1] + self.grace)
+            return self.roles["deputy"][1] - now
+        if "keeper" not in taken:
+            self.roles |= {"keeper": (consumer, max(min(ahead, default=0), now))}
+            return self.roles["keeper"][1] - now if ahead else self.roles.pop("keeper") and None
+        return None
+
+    def sweep(self, now: int) -> tuple[int, int]:
+        for tag in (late := self.tags("leased", "slot", until=now)[:100]):
+            if self.messages[tag].place == "slot":
+                self.remove(tag, "freed", now)
+            else:
+                self.totals["expired"] += 1
+                self.fail(tag, now, at_once=self.messages[tag].failures == 0)
+        for tag in (due := self.tags("delayed", until=now)[:100]):
+            self.make_ready(tag, now)
+        for _, lane in sorted((at, lane) for lane, at in self.waiting.items() if at <= now)[:100]:
+            self.settle(lane, now)
+        self.trim(now)
+        return len(late), len(due)
+
+    def remove(self, tag: str, why: str, now: int) -> None:
+        self.totals[why] += 1
+        self.settle(self.messages.pop(tag).lane, now)
+
+    def trim(self, now: int) -> None:
+        dead, old = self.tags("dead"), self.tags("dead", until=now - self.policy.dead_letter_ttl * 1000)
+        for tag in (dead[: max(0, len(dead) - self.policy.dead_letter_max)] or old)[:100]:
+            self.messages.pop(tag)
+            self.totals["trimmed"] += 1
+
+    def fail(self, tag: str, now: int, *, at_once: bool = False, fatal: bool = False) -> None:
+        m, policy = self.messages[tag], self.policy
+        m.failures += not fatal
+        if fatal or m.failures >= policy.max_failures > 0:
+            m.place, m.time = "dead", now
+            self.totals["died"] += 1
+            self.trim(now)
+        elif at_once:
+            m.place = "ready"
+        else:
+            full = min(policy.backoff_max, policy.backoff_base * policy.backoff_factor ** (m.failures - 1)) * 1000
+            m.place, m.time = "delayed", now + self.waits(tag)
+            assert full // 2 <= m.time - now <= full, f"{tag} waits {m.time - now} ms, not {full / 2} to {full}"
+            self.falls_due(m.time)
+        self.settle(m.lane, now)
+
+    def enqueue(self, tag: str, lane: str, priority: int, due: int, cost: float, now: int) -> bool:
+        if tag in self.messages or tag in self.finished:
+            return False
+        self.messages[tag] = SimpleNamespace(lane=lane, priority=priority, cost=cost, place="delayed", time=due,
+                                             order=None, attempt=0, failures=0, token="-")  # fmt: skip
+        self.totals["enqueued"] += 1
+        self.falls_due(due) if due > now else self.make_ready(tag, now)
+        return True
+
+    def claim(self, n: int, lease: int, token: str, now: int) -> list[str]:
+        self.sweep(now)
+        taken: list[str] = []
+        while len(taken) < n and self.ring and not self.paused:
+            lane = min(self.ring, key=lambda lane: (self.ring[lane], lane))
+            taken += self.tags("ready", lane=lane)[:1]
+            m = self.messages[taken[-1]]
+            m.place, m.time, m.attempt, m.token = "leased", now + lease, m.attempt + 1, token
+            self.vt = self.ring[lane]
+            self.ring[lane] = self.vt + m.cost / self.setting(lane, "weight", 1)
+            if self.setting(lane, "rate"):
+                self.buckets[lane] = (self.tokens(lane, now) - 1, now)
+            self.settle(lane, now)
+        self.totals["claimed"] += len(taken)
+        return taken
+
+    def check(self, fence: Fence, *places: str) -> Answer:
+        m = self.messages.get(fence.tag)
+        if m is None or (m.place == "slot" and ("slot" not in places or (m.attempt, m.token) != fence[1:])):
+            return Answer.GONE
+        return Answer.DONE if m.place in places and (m.attempt, m.token) == fence[1:] else Answer.STALE

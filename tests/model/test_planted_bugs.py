@@ -1,0 +1,179 @@
+"""Bugs planted in the scripts: each must be found by the model, or by the script test that is named.
+
+A bug is a piece of a composed script (comments are gone there) and what stands in its place.  Where the text is not
+found any more, the script has changed: plant the bug anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from fairlanes_transport import scripts
+from tests.model.machine import QueueMachine
+from tests.model.test_model import fake_client
+from tests.scripts import test_ack, test_claim, test_declare, test_enqueue, test_purge
+from tests.scripts.bench import Bench
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What is wrong, in which script ('' = in each that has the text), and how."""
+
+    name: str
+    script: str
+    right: str
+    wrong: str
+    #: the script test that finds it; None: the model does
+    found_by: Callable[[Bench], None] | None = None
+
+
+BUGS = [
+    # the fence
+    Bug("claim does not raise the attempt", "claim", "r.attempt + 1, ARGV[4]", "math.max(1, r.attempt), ARGV[4]"),
+    Bug("claim keeps the old token", "claim", "r.attempt + 1, ARGV[4]", "r.attempt + 1, 'same'"),
+    Bug("ack does not check the token", "ack", " or r.token ~= token then", " then"),
+    Bug("ack does not check the attempt", "ack", "r.attempt ~= attempt or ", "", test_ack.test_the_attempt_counts),
+    Bug("release and others do not check the token", "", " or r.token ~= token or not", " or not"),
+    Bug("a lost lease can be extended", "extend", " or not redis.call('ZSCORE', K.leases, tag) then", " then"),
+    Bug("extend makes leases anew", "extend", "'XX', deadline", "deadline", None),
+    Bug("a late ack leaves the message ready", "ack", "redis.call('ZREM', K.ready .. r.lane, tag)", "1"),
+    Bug("a late ack leaves the message delayed", "ack", "redis.call('ZREM', K.delayed, tag)", "1"),
+    Bug("a dead message can be acked", "ack", "+ redis.call('ZREM', K.delayed, tag) == 0 then", "< 0 then"),
+    Bug("redrive does not raise the attempt", "redrive", "r.attempt + 1, 0, '-'", "r.attempt, 0, r.token"),
+    Bug("finish frees the slot of another", "finish", " and r.token == ARGV[i + 2]", ""),
+    # conservation
+    Bug("claim makes no lease", "claim", "redis.call('ZADD', K.leases, deadline, tag)", ""),
+    Bug("an expired lease stays in flight", "", "redis.call('SREM', K.flight .. r.lane, tag)", ""),
+    Bug("the body is left behind", "", "redis.call('HDEL', K.body, tag)", ""),
+    Bug("a known tag is stored again", "enqueue", "redis.call('HEXISTS', K.message, tag) == 1 or ", ""),
+    Bug("a finished tag is stored again", "ack", "redis.call('ZADD', K.finished, now, tag)", ""),
+    Bug("a dead letter is not counted", "", "count('died', 1)", ""),
+    Bug("a trimmed dead letter is not counted", "", "count('trimmed', #tags)", ""),
+    Bug("a running slot that expires is redelivered", "", "      if r.slot then", "      if false then"),
+    Bug("an early ack in a bounded lane keeps no slot", "ack", "if leased and keep_slot", "if false and keep_slot"),
+    Bug("a lane's name ends at a zero byte", "", "r.slot and '1' or '0') .. r.token .. ' ' .. r.lane",
+        "r.slot and '1' or '0') .. r.token .. ' ' .. string.format('%s', r.lane)",
+        lambda bench: test_enqueue.test_a_lane_may_have_any_name(bench, "zero\x00byte")),
+    Bug("purge takes what arrived later", "purge", "string.format('%.0f', low + before)",
+        "string.format('%.0f', low + 2 ^ 49 - 1)", lambda bench: test_purge.test_what_arrives_meanwhile_stays(bench, 1)),
+    Bug("purge takes what was delayed later", "purge", "r.born <= born and ", "",
+        lambda bench: test_purge.test_what_arrives_meanwhile_stays(bench, 1)),
+    Bug("purge ends before the delayed", "purge", "if after ~= '\\255' or removed > 0 then", "if after ~= '\\255' then"),
+    # failures
+    Bug("expiry does not count", "", "r.failures = r.failures + 1\n        expired", "expired"),
+    Bug("a release counts as a failure", "release", "end_lease(tag, r)\n", "end_lease(tag, r) r.failures = 1 r.score = 0\n"),
+    Bug("the first expiry waits", "", "r.failures > 1 and backoff", "backoff"),
+    Bug("the second expiry does not wait", "", "r.failures > 1 and backoff", "r.failures > 2 and backoff"),
+    Bug("one failure too many", "", "r.failures >= policy.max_failures", "r.failures > policy.max_failures"),
+    Bug("backoff does not grow", "", "policy.factor ^ (failures - 1)", "1"),
+    Bug("backoff has no cap", "", "math.min(policy.cap, ", "math.max(0, "),
+    Bug("one dead letter too many", "", "redis.call('ZCARD', K.dead) - policy.dead_max",
+        "redis.call('ZCARD', K.dead) - policy.dead_max - 1"),
+    Bug("dead letters do not age", "", "'-inf', now - policy.dead_ttl", "'-inf', 0"),
+    # order and share
+    Bug("release loses the place", "release", "    make_ready(q, tag, r)", "    r.score = 0 make_ready(q, tag, r)"),
+    Bug("a backoff loses the place", "", "  save_record(tag, r)\n  if wait", "  r.score = 0 save_record(tag, r)\n  if wait"),
+    Bug("priorities are upside down", "", "r.priority * 2 ^ 49", "(9 - r.priority) * 2 ^ 49"),
+    Bug("weights are ignored", "claim", "charge(q, r) / s.weight", "charge(q, r)"),
+    Bug("cost is ignored", "claim", "return r.cost end", "return 1 end"),
+    Bug("a lane joins at once, before its turn", "", "q.vt + turn(q, s, lane) * JOIN", "q.vt"),
+    Bug("a lane joins at the end of the ring", "", "q.vt + turn(q, s, lane) * JOIN", "q.vt + 100"),
+    Bug("virtual time is not kept", "claim", "redis.call('HSET', K.queue, 'vt', string.format('%.17g', q.vt))", "do end"),
+    Bug("virtual time never starts over", "", "        q.vt = 0\n        redis.call('HSET', K.queue, 'vt', 0)", ""),
+    Bug("a weight change waits for the next turn", "configure", "new.weight ~= old.weight and", "false and"),
+    # the ring
+    Bug("the limit is off by one", "", "flight >= s.limit", "flight > s.limit"),
+    Bug("place leaves a lane on the ring", "", "    redis.call('ZREM', K.ring, lane)\n", ""),
+    Bug("place leaves a lane waiting", "", "    redis.call('ZREM', K.waiting, lane)\n    if not", "    if not"),
+    Bug("an ack does not let the lane back", "ack", "    place(q, r.lane, now)\n", ""),
+    Bug("an expiry does not let the lane back", "", "      place(q, r.lane, now)\n    else", "    else"),
+    Bug("a due message does not join", "", "    if not placed[lane] then place(q, lane, now) end\n", ""),
+    Bug("an empty lane stays in the index", "", "    redis.call('ZREM', K.lanes, lane)\n", ""),
+    Bug("a paused lane is served", "", " and not s.paused and", " and"),
+    Bug("a paused queue is served", "claim", "taken < max and not q.paused", "taken < max"),
+    Bug("a throttle is ignored", "", "tonumber(redis.call('GET', K.throttle .. lane) or 0)", "0"),
+    Bug("a rate is ignored", "claim", "if s.rate then spend_token(s, lane, now) end", ""),
+    Bug("a bucket holds more than its burst", "", "math.min(s.burst, tonumber(v[1])", "math.min(99, tonumber(v[1])"),
+    # the wake protocol
+    Bug("two tokens", "", "if need and not armed then", "if need then"),
+    Bug("a token without need stays", "", "elseif armed and not need then", "elseif false then"),
+    Bug("a paused queue wakes", "", "local need = not q.paused and (", "local need = (", None),
+    Bug("a delayed message wakes nobody", "", "redis.call('EXISTS', K.delayed, K.waiting)", "redis.call('EXISTS', K.waiting)"),
+    Bug("a waiting lane wakes nobody", "", "redis.call('EXISTS', K.delayed, K.waiting)", "redis.call('EXISTS', K.delayed)"),
+    Bug("an enqueue wakes nobody", "enqueue", "rearm(q)\ntouch", "touch"),
+    Bug("a sooner time leaves the keeper asleep", "", "if q.keeper and at < q.keeper_until then leave_role(q) end", ""),
+    Bug("a busy keeper stays keeper", "", "if q.keeper == consumer then leave_role(q) end", ""),
+    Bug("the keeper is pushed aside", "", "if q.keeper and q.keeper ~= consumer and q.keeper_until + GRACE > now then",
+        "if false then"),
+    Bug("a dead keeper is waited for", "", "q.keeper_until + GRACE > now then", "true then"),
+    Bug("the keeper ignores deadlines", "", "{ K.delayed, K.waiting, K.leases }", "{ K.delayed, K.waiting }"),
+    Bug("a keeper stays over an empty queue", "claim", "  if q.keeper or q.deputy then\n", "  if false then\n"),
+    # ends
+    Bug("idle lanes of a queue with an end lose it", "", "for _, lane in ipairs(redis.call('ZRANGE', index, 0, 9999)) do add(lane) end",
+        "", test_declare.test_a_queue_with_many_lanes_ends_whole),
+    Bug("an end that was taken back comes", "declare", "touch(q, changed)", "touch(q)",
+        test_declare.test_a_queue_that_no_longer_ends_loses_nothing),
+    Bug("more than a hundred are swept", "", "K.delayed, '-inf', now, 'LIMIT', 0, 100", "K.delayed, '-inf', now, 'LIMIT', 0, 1000",
+        test_claim.test_a_sweep_moves_at_most_a_hundred_due_messages),
+]  # fmt: skip
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Bug], None]:
+    """A function that plants a bug, for the rest of the test."""
+
+    def plant(bug: Bug) -> None:
+        names = [bug.script] if bug.script else scripts.names()
+        planted = {}
+        for script in map(scripts.load, names):
+            source = script.source.replace(bug.right, bug.wrong)
+            if source != script.source:
+                digest = hashlib.sha1(source.encode()).hexdigest()
+                planted[script.name] = dataclasses.replace(script, source=source, digest=digest)
+        assert planted, f"nowhere stands: {bug.right}"
+        load = scripts.load
+        monkeypatch.setattr(scripts, "load", lambda name: planted.get(name) or load(name))
+
+    return plant
+
+
+def run_model(examples: int = 400, steps: int = 50) -> None:
+    """The model on fakeredis, the same each time; stops at the first thing that it finds."""
+    machine = type("Machine", (QueueMachine,), {"connect": staticmethod(fake_client)})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_it_is_found(bug: Bug, plant: Callable[[Bug], None]) -> None:
+    plant(bug)
+    # A bug that does not compile would be found by anybody.
+    with pytest.raises((AssertionError, pytest.fail.Exception)) as found:
+        if bug.found_by:
+            bug.found_by(Bench(fake_client()))
+        else:
+            run_model()
+    print(f"{bug.name}: {str(found.value).splitlines()[0]}")
+
+
+def test_names_are_unique() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS)

@@ -1,0 +1,142 @@
+"""declare: the queue exists from now on, with the defaults of its lanes, and its end if it has one."""
+
+from __future__ import annotations
+
+from tests.scripts.bench import Bench
+
+
+def test_new_and_known(bench: Bench) -> None:
+    assert not bench.store.exists(bench.queue)
+    bench.mark()
+    assert bench.store.declare(bench.queue, weight=2, limit=None)
+    assert bench.changes() == {"queue/expires": "0", "queue/weight": "2"}
+    assert bench.store.exists(bench.queue)
+    bench.mark()
+    assert not bench.store.declare(bench.queue, weight=2, limit=None)
+    assert bench.changes() == {}
+
+
+def test_a_queue_that_only_holds_messages_exists(bench: Bench) -> None:
+    bench.put("t")
+    assert bench.store.exists(bench.queue)
+    assert not bench.store.declare(bench.queue)
+
+
+def test_defaults_change_and_go(bench: Bench) -> None:
+    bench.store.declare(bench.queue, limit=3, rate="5/1000")
+    bench.mark()
+    bench.store.declare(bench.queue, limit=None, rate="6/1000")
+    assert bench.changes() == {"queue/limit": None, "queue/rate": "6/1000"}
+
+
+def test_a_default_that_changes_places_the_lanes_anew(bench: Bench) -> None:
+    bench.fill("a", 3)
+    bench.fill("b", 3)
+    bench.claim(2)
+    bench.store.declare(bench.queue, limit=1)
+    state = bench.check()
+    assert (state.ring, state.wake) == ({}, [])
+    bench.store.declare(bench.queue, limit=2)
+    state = bench.check()
+    assert (set(state.ring), len(state.wake)) == ({"a", "b"}, 1)
+
+
+def test_a_rate_by_default(bench: Bench) -> None:
+    bench.store.declare(bench.queue, rate="1/60000", burst=1)
+    bench.fill("a", 2)
+    bench.claim(2)
+    assert bench.check().waiting == {"a": bench.now + 60_000}
+    bench.store.declare(bench.queue, rate=None)
+    state = bench.check()
+    assert (state.waiting, list(state.ring)) == ({}, ["a"])
+
+
+# the end of a queue
+
+
+def test_everything_of_a_queue_ends_with_it(bench: Bench) -> None:
+    bench.store.declare(bench.queue, 60_000)
+    bench.fill("a", 3)
+    bench.fill("b", 1)
+    bench.put("later", delay=1_000)
+    bench.store.reject(bench.queue, bench.fence(), requeue=False, reason="x")
+    bench.ack(bench.fence())
+    state = bench.check()
+    assert {key.removeprefix(bench.key("queue")[:-5]) for key in map(bytes.decode, bench.client.keys())} == {*state.ttl}
+    assert all(60_000 <= ttl + 1_000 and ttl <= 63_000 for ttl in state.ttl.values())
+
+
+def test_each_use_moves_the_end(bench: Bench) -> None:
+    bench.store.declare(bench.queue, 60_000)
+    bench.put("t")
+    fence = bench.fence()
+    uses = {
+        "declare": lambda: bench.store.declare(bench.queue, 60_000),
+        "enqueue": lambda: bench.put("u"),
+        "claim": lambda: bench.claim(0),
+        "rearm": lambda: bench.store.rearm(bench.queue),
+        "expire": lambda: bench.store.expire(bench.queue),
+        "extend": lambda: bench.store.extend(bench.queue, [fence], 3_600_000),
+        "release": lambda: bench.store.release(bench.queue, [fence]),
+        "reject": lambda: bench.store.reject(bench.queue, fence, requeue=True, reason="x"),
+        "ack": lambda: bench.ack(fence),
+        "finish": lambda: bench.store.finish(bench.queue, [fence]),
+    }
+    for name, use in uses.items():
+        for key in bench.client.keys():
+            bench.client.pexpire(key, 5_000)
+        use()
+        short = {key: ttl for key, ttl in bench.check().ttl.items() if ttl <= 5_000}
+        assert not short, f"{name}: {short}"
+
+
+def test_a_queue_with_many_lanes_ends_whole(bench: Bench) -> None:
+    bench.store.declare(bench.queue, 60_000)
+    for i in range(130):
+        bench.put(f"t{i}", f"lane{i:03}")
+    ttl = bench.check().ttl
+    assert len([key for key in ttl if key.startswith("ready:")]) == 130
+    assert max(ttl.values()) - min(ttl.values()) <= 5
+    for key in bench.client.keys():
+        bench.client.pexpire(key, 5_000)
+    bench.put("use", "lane000")
+    ttl = bench.check().ttl
+    assert len([key for key in ttl if key.startswith("ready:")]) == 130
+    assert min(ttl.values()) > 50_000
+
+
+def test_what_is_new_ends_with_the_rest(bench: Bench) -> None:
+    bench.store.declare(bench.queue, 60_000)
+    bench.put("t")
+    for key in bench.client.keys():
+        bench.client.pexpire(key, 60_500)
+    bench.put("u", "b")
+    bench.put("later", "c", delay=1_000)
+    bench.tick(1_000)
+    bench.store.expire(bench.queue)
+    ttl = bench.check().ttl
+    assert max(ttl.values()) <= 60_500
+    assert {"ready:a", "ready:b", "ready:c", "message"} <= set(ttl)
+
+
+def test_settings_end_with_the_queue(bench: Bench) -> None:
+    bench.store.declare(bench.queue, 60_000)
+    bench.store.configure(bench.queue, "a", weight=2)
+    assert {"settings:a", "configured"} <= set(bench.check().ttl)
+
+
+def test_a_queue_that_no_longer_ends_loses_nothing(bench: Bench) -> None:
+    bench.store.declare(bench.queue, 60_000)
+    for i in range(130):
+        bench.put(f"t{i}", f"lane{i:03}")
+    bench.claim(5)
+    bench.put("later", delay=1_000)
+    bench.store.declare(bench.queue, 0)
+    assert bench.check().ttl == {}
+
+
+def test_another_end(bench: Bench) -> None:
+    bench.store.declare(bench.queue, 60_000)
+    bench.put("t")
+    bench.store.declare(bench.queue, 600_000)
+    assert min(bench.check().ttl.values()) > 500_000

@@ -1,0 +1,330 @@
+"""The doctor: nothing on a sound queue, also under load; each planted corruption found, named and mended."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import fakeredis
+import pytest
+import redis
+
+from fairlanes_transport import keys
+from fairlanes_transport.checkup import Kind
+from fairlanes_transport.doctor import Doctor
+from fairlanes_transport.errors import QueueAbsent
+from fairlanes_transport.store import FailurePolicy, Store
+from tests.harness import Server
+from tests.invariants import check
+from tests.unit.test_commands import Command
+from tests.unit.test_commands import command as command
+from tests.unit.test_lanes import Rig, bury
+from tests.unit.test_lanes import rig as rig
+
+
+class Patient(Rig):
+    """A queue with a bit of everything, and a doctor."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        super().__init__(client)
+        self.doctor = Doctor(self.lanes, patience=0.05)
+        self.tags = {"dead": bury(self, "b", 1)[0], "leased": self.send("leased", "a")}
+        self.store.claim("q", 1, 600_000)
+        self.tags["ready"] = self.send("ready", "a")
+        self.tags["delayed"] = self.send("delayed", "c", due_ms=self.later())
+        self.lanes.set("q", "d", weight=3)
+        self.tags["slot"] = self.send("slot", "e")
+        self.lanes.set("q", "e", limit=1)
+        self.lanes.pause("q", "a")
+        (claimed,) = self.store.claim("q", 1, 600_000).claimed
+        self.lanes.resume("q", "a")
+        self.store.ack("q", [claimed.fence], keep_slot=True)
+        self.send("held", "e")
+        self.send("throttled", "f")
+        self.lanes.throttle("q", "f", 600)
+
+    def key(self, part: str, lane: str = "") -> str:
+        """The key of a part of the queue."""
+        return keys.part(keys.base("q"), part, lane)
+
+    def kinds(self, *, repair: bool = False) -> set[Kind]:
+        """The kinds of what is found."""
+        return {finding.kind for finding in self.doctor.check("q", repair=repair).findings}
+
+
+@pytest.fixture
+def patient(any_client: redis.Redis) -> Iterator[Patient]:
+    """A queue with a bit of everything, and a doctor."""
+    patient = Patient(any_client)
+    check(any_client, "q")
+    yield patient
+    if not isinstance(any_client, fakeredis.FakeRedis):
+        patient.link.close()
+
+
+def test_a_sound_queue_has_no_finding(patient: Patient) -> None:
+    report = patient.doctor.check("q")
+    assert (report.findings, report.skipped, report.sound) == ((), (), True)
+    assert (report.lanes, report.messages) == (4, 7)  # two of the lanes hold nothing ready or leased
+    before = patient.check().flat()
+    assert patient.kinds(repair=True) == set()
+    assert patient.check().flat() == before
+
+
+def test_an_empty_and_an_absent_queue(rig: Rig) -> None:
+    assert Doctor(rig.lanes).check("q").sound
+    with pytest.raises(QueueAbsent):
+        Doctor(rig.lanes).check("x")
+
+
+#: name -> (what somebody does to the queue, what the doctor says, whether messages are lost by it)
+CORRUPTIONS: dict[str, tuple[Callable[[Patient], object], set[Kind]]] = {
+    "lane missing from the ring": (
+        lambda p: p.client.zrem(p.key("ring"), "a"),
+        {Kind.LANE_STRANDED},
+    ),
+    "empty lane on the ring": (
+        lambda p: p.client.zadd(p.key("ring"), {"ghost": 1}),
+        {Kind.LANE_MISPLACED},
+    ),
+    "paused lane on the ring": (
+        lambda p: p.client.hset(p.key("settings", "a"), "paused", 1),
+        {Kind.LANE_MISPLACED, Kind.LANE_INDEX},
+    ),
+    "lane at its limit on the ring": (
+        lambda p: p.client.zadd(p.key("ring"), {"e": 1}),
+        {Kind.LANE_MISPLACED},
+    ),
+    "throttled lane on the ring": (
+        lambda p: (p.client.zrem(p.key("waiting"), "f"), p.client.zadd(p.key("ring"), {"f": 1})),
+        {Kind.LANE_MISPLACED},
+    ),
+    "throttled lane nowhere": (
+        lambda p: p.client.zrem(p.key("waiting"), "f"),
+        {Kind.LANE_STRANDED},
+    ),
+    "lane that waits for ever": (
+        lambda p: p.client.zadd(p.key("waiting"), {"f": 9e15}),
+        {Kind.LANE_MISPLACED},
+    ),
+    "lane missing from the index": (
+        lambda p: p.client.zrem(p.key("lanes"), "a"),
+        {Kind.LANE_INDEX},
+    ),
+    "settings without index": (
+        lambda p: p.client.zrem(p.key("configured"), "d"),
+        {Kind.LANE_INDEX},
+    ),
+    "leaked throttle": (
+        lambda p: p.client.set(p.key("throttle", "ghost"), 1),
+        {Kind.LANE_ENDLESS},
+    ),
+    "leaked lane key": (
+        lambda p: p.client.sadd(p.key("flight", "ghost"), "nobody"),
+        {Kind.LANE_INDEX, Kind.NO_RECORD},
+    ),
+    "token missing": (
+        lambda p: p.client.delete(p.key("wake")),
+        {Kind.TOKEN_MISSING},
+    ),
+    "two tokens": (
+        lambda p: p.client.rpush(p.key("wake"), "1"),
+        {Kind.TOKEN_SUPERFLUOUS},
+    ),
+    "orphan record": (
+        lambda p: p.client.zrem(p.key("ready", "a"), p.tags["ready"]),
+        {Kind.IN_NO_SET, Kind.LANE_MISPLACED},
+    ),
+    "lease gone": (
+        lambda p: p.client.zrem(p.key("leases"), p.tags["leased"]),
+        {Kind.IN_NO_SET, Kind.FLIGHT},
+    ),
+    "slot without lease": (
+        lambda p: p.client.zrem(p.key("leases"), p.tags["slot"]),
+        {Kind.IN_NO_SET, Kind.FLIGHT},
+    ),
+    "ready and leased": (
+        lambda p: p.client.zadd(p.key("ready", "a"), {p.tags["leased"]: 5}),
+        {Kind.IN_TWO_SETS},
+    ),
+    "ready and delayed": (
+        lambda p: p.client.zadd(p.key("delayed"), {p.tags["ready"]: 1e15}),
+        {Kind.IN_TWO_SETS},
+    ),
+    "dead and delayed": (
+        lambda p: p.client.zadd(p.key("delayed"), {p.tags["dead"]: 1e15}),
+        {Kind.IN_TWO_SETS},
+    ),
+    "ready in a foreign lane": (
+        lambda p: p.client.zadd(p.key("ready", "z"), {p.tags["ready"]: 5}),
+        {Kind.WRONG_LANE, Kind.LANE_STRANDED, Kind.LANE_INDEX},
+    ),
+    "lease not in flight": (
+        lambda p: p.client.srem(p.key("flight", "a"), p.tags["leased"]),
+        {Kind.FLIGHT},
+    ),
+    "in flight without lease": (
+        lambda p: p.client.sadd(p.key("flight", "a"), p.tags["ready"]),
+        {Kind.FLIGHT},
+    ),
+    "lease without record": (
+        lambda p: p.client.hdel(p.key("message"), p.tags["leased"]),
+        {Kind.NO_RECORD},
+    ),
+    "ready without record": (
+        lambda p: p.client.hdel(p.key("message"), p.tags["ready"]),
+        {Kind.NO_RECORD},
+    ),
+    "delayed without record": (
+        lambda p: p.client.hdel(p.key("message"), p.tags["delayed"]),
+        {Kind.NO_RECORD},
+    ),
+    "dead without record": (
+        lambda p: p.client.hdel(p.key("message"), p.tags["dead"]),
+        {Kind.NO_RECORD},
+    ),
+    "a set's member of nothing": (
+        lambda p: p.client.zadd(p.key("delayed"), {"nobody": 1e15}),
+        {Kind.NO_RECORD},
+    ),
+    "damaged record": (
+        lambda p: p.client.hset(p.key("message"), p.tags["ready"], "what is this"),
+        {Kind.BAD_RECORD},
+    ),
+    "body missing": (
+        lambda p: p.client.hdel(p.key("body"), p.tags["ready"]),
+        {Kind.PAYLOAD_LOST, Kind.BOOKS},
+    ),
+    "envelope missing": (
+        lambda p: p.client.hdel(p.key("envelope"), p.tags["leased"]),
+        {Kind.PAYLOAD_LOST},
+    ),
+    "body of nobody": (
+        lambda p: p.client.hset(p.key("body"), "nobody", "x"),
+        {Kind.NO_RECORD, Kind.BOOKS},
+    ),
+    "message gone without a trace": (
+        lambda p: [
+            p.client.zrem(p.key("delayed"), p.tags["delayed"]),
+            *(p.client.hdel(p.key(part), p.tags["delayed"]) for part in ("message", "envelope", "body")),
+        ],
+        {Kind.BOOKS},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_planted_corruptions_are_found_and_mended(patient: Patient, name: str) -> None:
+    corrupt, kinds = CORRUPTIONS[name]
+    corrupt(patient)
+    found = patient.kinds()
+    assert found >= kinds
+    # What follows from it may be named too, but nothing that has nothing to do with it.
+    assert found <= kinds | {Kind.LANE_INDEX, Kind.LANE_MISPLACED, Kind.BOOKS, Kind.IN_NO_SET, Kind.FLIGHT}
+    report = patient.doctor.check("q", repair=True)
+    assert report.findings
+    assert report.sound
+    assert patient.doctor.check("q").findings == ()
+    patient.check()
+
+
+@pytest.mark.parametrize("name", ["ready without record", "damaged record", "orphan record", "lease without record"])
+def test_what_can_still_run_runs(patient: Patient, name: str) -> None:
+    CORRUPTIONS[name][0](patient)
+    patient.doctor.check("q", repair=True)
+    waiting = {m.task_id for m in patient.lanes.peek("q", "a")}
+    assert "ready" in waiting
+    assert ("leased" in waiting) == (name == "lease without record")
+
+
+def test_a_key_that_is_not_ours_is_told_but_left(patient: Patient) -> None:
+    patient.client.set(keys.base("q") + "notes", "x")
+    (finding,) = patient.doctor.check("q", repair=True).findings
+    assert (finding.kind, finding.repaired) == (Kind.UNKNOWN_KEY, False)
+    assert patient.client.exists(keys.base("q") + "notes")
+
+
+def test_a_superfluous_token(rig: Rig) -> None:
+    rig.client.rpush(keys.part(keys.base("q"), "wake"), "1")
+    (finding,) = Doctor(rig.lanes).check("q", repair=True).findings
+    assert finding.kind is Kind.TOKEN_SUPERFLUOUS
+    rig.check()
+
+
+def test_the_command(command: Command) -> None:
+    command.send("t")
+    assert "q: sound (1 lanes, 1 messages)" in command.run("doctor").output
+    command.client.zrem(keys.part(keys.base("q"), "ring"), "a")
+    output = command.run("doctor", "q", code=1).output
+    assert "lane off the ring, lane a: 1 ready" in output
+    report = command.json("doctor", code=1)
+    assert (report["sound"], report["queues"][0]["findings"][0]["kind"]) == (False, "lane off the ring")
+    assert "(repaired)" in command.run("doctor", "--repair").output
+    assert command.json("doctor") == {
+        "sound": True,
+        "queues": [{"queue": "q", "findings": [], "lanes": 1, "messages": 1, "skipped": []}],
+    }
+    command.run("doctor", "absent", code=1)
+
+
+def test_none_under_load(server: Server) -> None:
+    rig = Rig(server.client())
+    ended = threading.Event()
+    failures: list[BaseException] = []
+
+    def consume(seed: int) -> None:
+        chance = random.Random(seed)
+        store = Store(rig.link, policy=FailurePolicy(backoff_base=0.01, backoff_max=0.05, max_failures=3))
+        try:
+            while not ended.is_set():
+                name = f"c{seed}"
+                claimed = store.claim("q", chance.randint(1, 8), 50, consumer=name, will_park=True).claimed
+                for message in claimed:
+                    fence = message.fence
+                    chance.choice(
+                        [
+                            lambda fence=fence: store.ack("q", [fence], consumer=name),
+                            lambda fence=fence: store.ack("q", [fence], keep_slot=True, consumer=name),
+                            lambda fence=fence: store.release("q", [fence]),
+                            lambda fence=fence: store.reject("q", fence, requeue=True, reason="x"),
+                            lambda fence=fence: store.reject("q", fence, requeue=False, reason="x"),
+                            lambda: None,
+                        ]
+                    )()
+        except BaseException as exc:
+            failures.append(exc)
+
+    def operate() -> None:
+        chance = random.Random(99)
+        try:
+            while not ended.is_set():
+                lane = f"l{chance.randint(0, 19)}"
+                settings = {"limit": chance.choice([None, 1, 3]), "rate": chance.choice([None, "50/s"])}
+                rig.lanes.set("q", lane, weight=chance.choice([None, 1, 5]), **settings)
+                rig.lanes.throttle("q", lane, chance.choice([0, 0.05]), shorten=True)
+                for _ in range(20):
+                    due = rig.later(0.05) if chance.random() < 0.2 else 0
+                    rig.send("t", f"l{chance.randint(0, 19)}", due_ms=due, priority=chance.randint(0, 9))
+                rig.lanes.redrive("q")
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=consume, args=(n,)) for n in range(3)]
+    threads.append(threading.Thread(target=operate))
+    for thread in threads:
+        thread.start()
+    try:
+        doctor, until, looks = Doctor(rig.lanes), time.monotonic() + 4, 0
+        while time.monotonic() < until:
+            assert doctor.check("q").findings == ()
+            looks += 1
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert looks > 3
+    rig.check()
+    rig.link.close()

@@ -1,0 +1,408 @@
+"""The Python API to read and steer lanes, on fakeredis and on real servers."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fakeredis
+import pytest
+import redis
+from celery import Celery
+from kombu import Connection
+
+from fairlanes_transport import Lanes
+from fairlanes_transport.connections import Address, Link
+from fairlanes_transport.doctor import Doctor
+from fairlanes_transport.errors import LaneFull, OptionError, QueueAbsent, ServerFull, TenantError
+from fairlanes_transport.store import Store
+from fairlanes_transport.views import Cancelled, Settings
+from tests.harness import Server
+from tests.invariants import check
+from tests.scripts.bench import ClientLink
+
+
+class Rig:
+    """A broker with the queue ``q``, its store and its lanes."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        at = client.connection_pool.connection_kwargs
+        fake = isinstance(client, fakeredis.FakeRedis)
+        self.link: Any = ClientLink(client) if fake else Link(Address("tcp", ((at["host"], at["port"]),)))
+        self.lanes = Lanes(self.link)
+        self.store = Store(self.link)
+        self.lanes.declare("q")
+
+    def send(self, task: str, lane: str = "a", queue: str = "q", **options: Any) -> str:
+        """Enqueue a task's message; returns its tag."""
+        tag = str(uuid.uuid4())
+        envelope = {"headers": {"id": task, "task": "t.run"}, "properties": {"correlation_id": task}}
+        self.store.enqueue(queue, tag, lane, json.dumps(envelope), b"[]", **options)
+        return tag
+
+    def later(self, seconds: float = 3600) -> int:
+        """A due time."""
+        return int(self.store.pulse("q")[0]) + int(seconds * 1000)
+
+    def check(self, queue: str = "q") -> Any:
+        """Assert the invariants."""
+        return check(self.client, queue)
+
+
+@pytest.fixture
+def rig(any_client: redis.Redis) -> Iterator[Rig]:
+    """A broker with the queue ``q``."""
+    rig = Rig(any_client)
+    yield rig
+    if isinstance(rig.link, Link):
+        rig.link.close()
+
+
+# getting there
+
+
+def test_a_url_an_app_and_a_connection_lead_to_the_same_broker(server: Server) -> None:
+    url = server.url("fairlanes")
+    options = {"global_keyprefix": "p:"}
+    by_url = Lanes(url, **options)
+    by_url.declare("q")
+    app = Celery(broker=url, broker_transport_options=options, set_as_current=False)
+    assert Lanes(app).queues() == ["q"]
+    assert Lanes(Connection(url, transport_options=options)).queues() == ["q"]
+    assert Lanes(Connection(url), **options).queues() == ["q"]
+    assert Lanes(url).queues() == []
+    assert Lanes(f"fairlanes://127.0.0.1:1;{url}").queues() == []
+
+
+def test_what_is_no_broker_is_refused() -> None:
+    with pytest.raises(OptionError, match="not int"):
+        Lanes(7)
+    with pytest.raises(OptionError, match="unknown option"):
+        Lanes("fairlanes://", leese_seconds=3)
+
+
+def test_an_unknown_queue_is_an_error_and_leaves_nothing(rig: Rig) -> None:
+    lanes = rig.lanes
+    for call in (
+        lambda: lanes.snapshot("x"), lambda: lanes.lanes("x"), lambda: lanes.set("x", "a", weight=2),
+        lambda: lanes.unset("x", "a"), lambda: lanes.pause("x"), lambda: lanes.resume("x", "a"),
+        lambda: lanes.throttle("x", "a", 1), lambda: lanes.peek("x", "a"), lambda: lanes.purge("x"),
+        lambda: lanes.move("q", "a", "x"), lambda: lanes.move("x", "a", "q"), lambda: lanes.leases("x"),
+        lambda: lanes.delayed("x"), lambda: lanes.dead("x"), lambda: lanes.cancel("x", "t"),
+        lambda: lanes.redrive("x"), lambda: lanes.drop("x"), lambda: lanes.top("x"), lambda: lanes.lane("x", 1),
+    ):  # fmt: skip
+        with pytest.raises(QueueAbsent, match="'x' does not exist"):
+            call()
+    assert not [key for key in rig.client.keys() if b"{x}" in key]
+
+
+@pytest.mark.parametrize("tenant", ["", None, 1.5, True, "x" * 257])
+def test_what_is_no_tenant_is_refused(rig: Rig, tenant: Any) -> None:
+    with pytest.raises(TenantError):
+        rig.lanes.set("q", tenant, weight=2)
+
+
+# queues and lanes
+
+
+def test_snapshot_and_autoscale(rig: Rig) -> None:
+    for lane in ("a", "a", "b"):
+        rig.send("t", lane)
+    rig.store.claim("q", 1, 60_000)
+    stats = rig.lanes.snapshot("q")
+    assert (stats.ready, stats.in_flight, stats.lanes, rig.lanes.autoscale("q")) == (2, 1, 2, 3)
+
+
+def test_pages_of_lanes(rig: Rig) -> None:
+    names = [f"lane{n:03}" for n in range(25)]
+    for name in names[:20]:
+        rig.send("t", name)
+    for name in names[15:]:
+        rig.lanes.set("q", name, weight=2)
+    seen: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = rig.lanes.lanes("q", after=after, limit=7)
+        assert len(page.lanes) <= 7
+        seen += [lane.lane for lane in page.lanes]
+        after = page.next
+    assert seen == names
+    assert [lane.lane for lane in rig.lanes.each_lane("q", step=4)] == names
+    assert [lane.lane for lane in rig.lanes.lanes("q", busy=False).lanes] == names[15:]
+    assert [lane.lane for lane in rig.lanes.lanes("q", configured=False).lanes] == names[:20]
+    with pytest.raises(OptionError):
+        rig.lanes.lanes("q", limit=0)
+
+
+def test_top_ranks_and_shares(rig: Rig) -> None:
+    for lane, n in {"a": 1, "b": 5, "c": 3}.items():
+        for _ in range(n):
+            rig.send("t", lane)
+    rig.lanes.set("q", "b", weight=2)
+    rig.lanes.set("q", "empty", weight=100)
+    top = rig.lanes.top("q", 2)
+    assert [(lane.lane, lane.ready, lane.share) for lane in top] == [("b", 5, 0.5), ("c", 3, 0.25)]
+    by_weight = rig.lanes.top("q", 1, key=lambda lane: lane.weight)
+    assert [(lane.lane, lane.share) for lane in by_weight] == [("empty", None)]
+
+
+# settings
+
+
+def test_set_and_unset(rig: Rig) -> None:
+    lane = rig.lanes.set("q", 7, weight=2.5, limit=10, rate="100/m", max_size=99)
+    assert (lane.lane, lane.weight, lane.limit, lane.rate, lane.burst, lane.max_size) == (
+        "7", 2.5, 10, "100/m", pytest.approx(100 / 60), 99,
+    )  # fmt: skip
+    assert rig.lanes.set("q", 7, rate="5/s", burst=2).burst == 2
+    lane = rig.lanes.unset("q", 7, "rate", "limit")
+    assert lane.own == Settings(weight=2.5, max_size=99)
+    assert rig.lanes.set("q", 7, limit="none", weight=None).own == Settings(limit=0, max_size=99)
+    assert rig.lanes.unset("q", 7).own == Settings()
+    assert rig.check().configured == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"weight": 0}, {"weight": 1001}, {"weight": "3"}, {"weight": "none"}, {"limit": 0}, {"limit": 2.5},
+        {"limit": True}, {"rate": "fast"}, {"rate": 0}, {"burst": 0}, {"max_size": 0}, {"wait": 1},
+        {"weight": float("nan")},
+    ],
+)  # fmt: skip
+def test_bad_settings_are_refused(rig: Rig, settings: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        rig.lanes.set("q", "a", **settings)
+    assert rig.check().settings == {}
+
+
+def test_unset_of_what_does_not_exist_is_refused(rig: Rig) -> None:
+    with pytest.raises(OptionError, match="unknown setting"):
+        rig.lanes.unset("q", "a", "wait")
+
+
+def test_every_setting_of_a_lane_passes_the_script(rig: Rig) -> None:
+    for settings in (
+        {"weight": 0.001},
+        {"weight": 1000},
+        {"rate": "0.5/h"},
+        {"rate": "1000000/s"},
+        {"burst": 1.5},
+    ):
+        rig.lanes.set("q", "a", **settings)
+
+
+def test_pause_resume_throttle(rig: Rig) -> None:
+    rig.send("t")
+    rig.lanes.pause("q", "a")
+    assert rig.lanes.lane("q", "a").state == "paused"
+    rig.lanes.resume("q", "a")
+    rig.lanes.pause("q")
+    assert rig.lanes.snapshot("q").paused
+    rig.lanes.resume("q")
+    assert rig.lanes.throttle("q", "a", 30) == 30
+    assert rig.lanes.lane("q", "a").state == "blocked"
+    assert rig.lanes.throttle("q", "a", 0, shorten=True) == 0
+    assert rig.lanes.lane("q", "a").state == "ready"
+    with pytest.raises(OptionError):
+        rig.lanes.throttle("q", "a", -1)
+
+
+# messages
+
+
+def test_peek_leases_delayed_dead(rig: Rig) -> None:
+    rig.send("t1", priority=3)
+    rig.send("t2", due_ms=rig.later())
+    rig.send("t3")
+    (peeked, last) = rig.lanes.peek("q", "a")
+    assert (peeked.task_id, peeked.task, peeked.body, peeked.lane) == ("t3", "t.run", b"[]", "a")
+    assert (last.task_id, last.priority) == ("t1", 3)
+    assert [m.task_id for m in rig.lanes.peek("q", "a", start=1, limit=5)] == ["t1"]
+    (claimed,) = rig.store.claim("q", 1, 60_000).claimed
+    (lease,) = rig.lanes.leases("q")
+    assert (lease.task_id, lease.lane, lease.attempt, lease.slot) == ("t3", "a", 1, False)
+    assert 55 < lease.deadline - lease.published < 65
+    (delayed,) = rig.lanes.delayed("q")
+    assert delayed.task_id == "t2"
+    assert delayed.due - delayed.published == pytest.approx(3600, abs=5)
+    rig.store.reject("q", claimed.fence, requeue=False, reason="no such task")
+    (dead,) = rig.lanes.dead("q")
+    assert (dead.task_id, dead.reason, dead.body, dead.headers["task"]) == (
+        "t3",
+        "no such task",
+        b"[]",
+        "t.run",
+    )
+    assert rig.lanes.leases("q") == rig.lanes.dead("q", start=1) == []
+
+
+def test_a_running_slot_is_listed_as_one(rig: Rig) -> None:
+    rig.lanes.set("q", "a", limit=2)
+    rig.send("t")
+    fences = [m.fence for m in rig.store.claim("q", 1, 60_000).claimed]
+    rig.store.ack("q", fences, keep_slot=True)
+    (lease,) = rig.lanes.leases("q")
+    assert (lease.slot, lease.task_id, lease.lane) == (True, "", "a")
+
+
+def test_cancel_by_task_id(rig: Rig) -> None:
+    rig.send("held")
+    rig.store.claim("q", 1, 60_000)
+    rig.send("held", due_ms=rig.later())
+    rig.send("ready")
+    for n in range(450):
+        rig.send(f"other{n}", lane=f"l{n % 5}")
+    assert rig.lanes.cancel("q", "ready") == Cancelled(removed=1, left=0)
+    assert rig.lanes.cancel("q", "held") == Cancelled(removed=1, left=1)
+    assert rig.lanes.cancel("q", "nobody") == Cancelled(removed=0, left=0)
+    assert rig.lanes.snapshot("q").ready == 450
+    rig.check()
+
+
+def bury(rig: Rig, lane: str, n: int) -> list[str]:
+    """Dead letters of one lane; returns their tags."""
+    tags = [rig.send(f"{lane}{i}", lane) for i in range(n)]
+    while claimed := rig.store.claim("q", 100, 60_000).claimed:
+        for message in claimed:
+            rig.store.reject("q", message.fence, requeue=False, reason="broken")
+    return tags
+
+
+def test_redrive_and_drop(rig: Rig) -> None:
+    a, b = bury(rig, "a", 130), bury(rig, "b", 120)
+    assert rig.lanes.redrive("q", tag=a[0]) == 1
+    assert rig.lanes.redrive("q", tag=a[0]) == 0
+    assert rig.lanes.redrive("q", tenant="b") == 120
+    assert rig.lanes.drop("q", tag=b[0]) == 0
+    assert rig.lanes.drop("q", tenant="b") == 0
+    assert rig.lanes.drop("q", tenant="a") == 129
+    rig.check()
+    stats = rig.lanes.snapshot("q")
+    assert (stats.ready, stats.dead) == (121, 0)
+    bury(rig, "c", 3)
+    assert rig.lanes.redrive("q") == 124
+    rig.check()
+
+
+def test_purge(rig: Rig) -> None:
+    for lane in "aab":
+        rig.send("t", lane)
+    rig.send("t", "a", due_ms=rig.later())
+    assert rig.lanes.purge("q", "a") == 3
+    assert rig.lanes.purge("q") == 1
+    rig.check()
+
+
+# moving
+
+
+def test_move(rig: Rig) -> None:
+    rig.lanes.declare("other")
+    for n in range(250):
+        rig.send(f"t{n:03}", priority=n % 2)
+    rig.send("b", "b")
+    due = rig.later()
+    rig.send("late", due_ms=due)
+    rig.send("late b", "b", due_ms=due)
+    order = [m.task_id for m in rig.lanes.peek("q", "a", limit=1000)]
+    assert rig.lanes.move("q", "a", "other") == 251
+    rig.check()
+    rig.check("other")
+    assert [m.task_id for m in rig.lanes.peek("other", "a", limit=1000)] == order
+    assert [(m.task_id, m.due) for m in rig.lanes.delayed("other")] == [("late", due / 1000)]
+    here = rig.lanes.snapshot("q")
+    assert (here.ready, here.delayed) == (1, 1)
+    with pytest.raises(OptionError):
+        rig.lanes.move("q", "a", "q")
+
+
+def test_move_and_move_back(rig: Rig) -> None:
+    rig.lanes.declare("other")
+    rig.send("t")
+    assert rig.lanes.move("q", "a", "other") == 1
+    assert rig.lanes.move("other", "a", "q") == 1
+    assert [m.task_id for m in rig.lanes.peek("q", "a")] == ["t"]
+
+
+def test_move_into_a_full_lane_loses_nothing(rig: Rig) -> None:
+    rig.lanes.declare("other")
+    for n in range(5):
+        rig.send(f"t{n}")
+    rig.lanes.set("other", "a", max_size=2)
+    for n in range(2):
+        rig.send(f"u{n}", queue="other")
+    with pytest.raises(LaneFull):
+        rig.lanes.move("q", "a", "other")
+    assert (rig.lanes.snapshot("q").ready, rig.lanes.snapshot("other").ready) == (5, 2)
+    rig.check()
+    rig.check("other")
+
+
+def test_what_is_claimed_during_a_move_runs_here_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.lanes.declare("other")
+    for n in range(3):
+        rig.send(f"t{n}")
+    enqueue = rig.lanes.store.enqueue
+
+    def enqueue_and_claim(queue: str, tag: str, *args: Any, **options: Any) -> bool:
+        stored = enqueue(queue, tag, *args, **options)
+        rig.store.claim("q", 1, 60_000)
+        return stored
+
+    monkeypatch.setattr(rig.lanes.store, "enqueue", enqueue_and_claim)
+    assert rig.lanes.move("q", "a", "other") == 0
+    assert (rig.lanes.snapshot("q").in_flight, rig.lanes.snapshot("other").backlog) == (3, 0)
+    assert rig.lanes.snapshot("other").delayed == 0
+    rig.check()
+    rig.check("other")
+
+
+def test_an_interrupted_move_can_be_made_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.lanes.declare("other")
+    for n in range(3):
+        rig.send(f"t{n}")
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.lanes.store, "cancel", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rig.lanes.move("q", "a", "other")
+    assert (rig.lanes.snapshot("q").ready, rig.lanes.snapshot("other").delayed) == (3, 3)
+    assert rig.lanes.move("q", "a", "other") == 3
+    assert [m.task_id for m in rig.lanes.peek("other", "a")] == ["t0", "t1", "t2"]
+    assert rig.lanes.snapshot("q").ready == 0
+    rig.check("other")
+
+
+# a server without memory
+
+
+def test_a_full_server_lets_the_operator_act(fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server()
+    rig = Rig(server.client())
+    bury(rig, "dead", 3)
+    for n in range(5):
+        rig.send(f"t{n}")
+    rig.send("late", due_ms=rig.later())
+    rig.lanes.declare("other")
+    server.client().config_set("maxmemory", 1)
+    with pytest.raises(ServerFull):
+        rig.send("more")
+    rig.lanes.set("q", "a", weight=2, limit=3)
+    rig.lanes.unset("q", "a", "weight")
+    rig.lanes.throttle("q", "a", 5)
+    rig.lanes.throttle("q", "a", 0, shorten=True)
+    rig.lanes.pause("q")
+    rig.lanes.resume("q")
+    assert rig.lanes.redrive("q", tenant="dead") == 3
+    assert rig.lanes.cancel("q", "t0").removed == 1
+    with pytest.raises(ServerFull):
+        rig.lanes.move("q", "a", "other")
+    assert rig.lanes.purge("q", "a") == 5
+    assert rig.lanes.snapshot("q").ready == 3
+    assert Doctor(rig.lanes).check("q", repair=True).findings == ()
+    server.client().config_set("maxmemory", 0)
+    rig.check()
+    rig.link.close()
