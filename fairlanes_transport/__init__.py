@@ -40,12 +40,13 @@ _EXPORTS = {
     "TenantError": "errors",
     "TenantFilter": "logs",
     "Lanes": "lanes",
-    "attempt": "tenancy",
+    "attempt": "tasks",
+    "delivery": "tasks",
     "current_tenant": "tenancy",
     "reset_tenant": "tenancy",
     "set_tenant": "tenancy",
     "tenant": "tenancy",
-    "throttle": "tenancy",
+    "throttle": "tasks",
 }
 
 __all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604

@@ -56,7 +56,7 @@ class Acks:
         lease.slot = False
         self.keeper.drop(lease)
         try:
-            need = self.store.finish(lease.queue, [lease.fence])
+            need = self.store.finish(lease.queue, [lease.fence], spent_ms={lease.fence: lease.spent_ms})
         except unreachable as exc:
             logger.debug("cannot finish %s now: %s", lease, exc)
             self.keeper.finish(lease)
@@ -71,6 +71,7 @@ class Acks:
             queue,
             [lease.fence for lease in leases],
             keep_slot=running,
+            spent_ms={lease.fence: lease.spent_ms for lease in leases if lease.ended},
             consumer=self.metronome.id if parks else "",
             will_park=parks,
         )

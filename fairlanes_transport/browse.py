@@ -69,14 +69,16 @@ class Browser:
         return checked(self.commands.pipeline([("ZCARD", self.key(queue, "ready", name)) for name in names]))
 
     def own_weights(self, queue: str) -> dict[str, float]:
-        """The weights of all lanes that have one of their own."""
+        """The weights of all lanes that have one of their own; 0 for a paused one, which takes no share."""
         weights: dict[str, float] = {}
         after, more = "", True
         while more:
             names, more = self.names(queue, after, MOST, ("configured",))
-            commands = [("HGET", self.key(queue, "settings", name), "weight") for name in names]
+            commands = [("HMGET", self.key(queue, "settings", name), "weight", "paused") for name in names]
             found = zip(names, checked(self.commands.pipeline(commands)), strict=True)
-            weights.update((name, float(weight)) for name, weight in found if weight is not None)
+            for name, (weight, paused) in found:
+                if weight is not None or paused == b"1":
+                    weights[name] = 0.0 if paused == b"1" else float(weight)
             after = names[-1] if names else ""
         return weights
 

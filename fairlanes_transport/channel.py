@@ -83,7 +83,6 @@ class Channel(virtual.Channel):
         self._fanout_queues: dict[str, tuple[str, str]] = connection.fanout_queues
         self._auto_delete: set[str] = set()
         self._consumed: set[str] = set()
-        self._expires: dict[str, int] = {}
 
     # publishing
 
@@ -159,9 +158,7 @@ class Channel(virtual.Channel):
     def _forget_bindings(self, queue: str, exchange: str) -> None:
         """A queue that had an end has ended: what is routed to it goes nowhere, as in AMQP."""
         logger.debug("dropped a message to queue %r, which has expired", queue)
-        for routing_key, pattern, bound in self.get_table(exchange):
-            if bound == queue:
-                self._transport.bindings.remove(exchange, routing_key, pattern, queue)
+        self._transport.bindings.forget(exchange, queue)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
         body, encoding = self.encode_body(message["body"], "base64")
@@ -194,11 +191,13 @@ class Channel(virtual.Channel):
         if auto_delete:
             self._auto_delete.add(queue)
             expires = expires or AUTO_DELETE_EXPIRES_MS
-        self._expires[queue] = expires
+        self._transport.queue_ends[queue] = expires
         if not expires:
             _warn_of_ignored(queue, arguments)
         defaults = {**self._transport.lane_defaults, **_lane_defaults(queue, arguments)}
-        self._transport.declare_queue(queue, expires, durable=not expires, defaults=defaults)
+        if self._transport.declare_queue(queue, expires, durable=not expires, defaults=defaults):
+            # If it was there before, its bindings have ended with it: kombu must not take them for made.
+            self.state.queue_bindings_delete(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return bool(self._transport.store.exists(queue))
@@ -231,8 +230,7 @@ class Channel(virtual.Channel):
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         if self.typeof(exchange).type == "fanout":
             self._fanout_queues[queue] = (exchange, (routing_key or "").translate(_WILDCARD))
-        permanent = not self._expires.get(queue)
-        self._transport.bindings.add(exchange, routing_key, pattern, queue, permanent)
+        self._transport.bindings.add(exchange, routing_key, pattern, queue, self._transport.end_of(queue))
 
     def queue_unbind(
         self,
@@ -275,14 +273,19 @@ class Channel(virtual.Channel):
             self._consume_fanout(consumer_tag, queue, no_ack, callback)
             return
         subscription = Subscription(
-            self, queue, consumer_tag, no_ack, callback, expires_ms=self._expires.get(queue, 0)
+            self, queue, consumer_tag, no_ack, callback, expires_ms=self._transport.end_of(queue)
         )
         self._subscriptions[consumer_tag] = subscription
         self._transport.metronome.add(subscription)
 
     def _consume_fanout(self, consumer_tag: str, queue: str, no_ack: bool, callback: Any) -> None:
         def deliver(payload: dict[str, Any]) -> None:
-            callback(self.Message(payload, channel=self))
+            try:
+                message = self.Message(payload, channel=self)
+            except (AttributeError, LookupError, TypeError, ValueError) as exc:
+                logger.warning("exchange %r: dropped a message that cannot be read: %r", exchange, exc)
+                return
+            callback(message)
 
         exchange, routing_key = self._fanout_queues[queue]
         topic = self._transport.fanout.topic(exchange, routing_key)

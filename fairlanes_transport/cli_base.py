@@ -83,7 +83,7 @@ def lanes_of(ctx: click.Context) -> Lanes:
 
 
 def steering(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function ``f(lanes, as_json, ...)``: it gets ``--json``, and fails as documented."""
+    """Make a command of ``f(lanes, as_json, ...)``: it gets ``--json``, and fails as documented."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)

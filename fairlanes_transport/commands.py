@@ -23,7 +23,8 @@ from .cli_base import (
     tenant_argument,
     yes_option,
 )
-from .lanes import SETTINGS, Lanes
+from .lane_settings import SETTINGS
+from .lanes import Lanes
 from .views import LaneStats, Message
 
 
@@ -57,8 +58,8 @@ def _listed(lane: LaneStats) -> dict[str, Any]:
 @limit_option
 @click.option("--configured", is_flag=True, help="Only lanes with settings of their own.")
 def lanes(
-    lanes: Lanes, as_json: bool, *, queue: str | None, tenant: str | None, top: int | None, after: str, limit: int,
-    configured: bool,
+    lanes: Lanes, as_json: bool, *, queue: str | None, tenant: str | None, top: int | None, after: str,
+    limit: int, configured: bool,
 ) -> None:  # fmt: skip
     """Show queues; of QUEUE its lanes, in the order of their names; of TENANT its lane."""
     if queue is None:
@@ -218,7 +219,7 @@ def cancel(lanes: Lanes, as_json: bool, *, queue: str, task_id: str) -> int:
     return 0 if done.removed else FAILED
 
 
-# ------------------------------------------------------------------------------------------------ dead letters
+# ----------------------------------------------------------------------------------------------- dead letters
 
 
 @steering("dead")

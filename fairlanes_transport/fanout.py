@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from kombu.utils.json import loads
 from redis.exceptions import ConnectionError as DriverConnectionError
 
+from . import keys
 from .connections import Connection, Link
 from .errors import unreachable
 from .options import Options
@@ -25,6 +26,9 @@ PONG_SECONDS = 5.0
 
 #: Messages read at a time, so that a flood of events does not keep tasks from being served.
 RECEIVE_BATCH = 100
+
+#: Bindings looked at when another one is made.
+SWEEP_BATCH = 20
 
 Deliver = Callable[[dict[str, Any]], None]
 
@@ -177,26 +181,56 @@ class Bindings:
     def _member(self, routing_key: str | None, pattern: str | None, queue: str | None) -> str:
         return self.separator.join([routing_key or "", pattern or "", queue or ""])
 
-    def add(
-        self, exchange: str, routing_key: str, pattern: str | None, queue: str, permanent: bool
-    ) -> None:
-        """Bind `queue`; one that expires, or is deleted with its consumer, is not `permanent`."""
+    def add(self, exchange: str, routing_key: str, pattern: str | None, queue: str, expires_ms: int = 0) -> None:
+        """Bind `queue`; one that ends (`expires_ms`) is looked after, so that its binding ends too."""
         member = self._member(routing_key, pattern, queue)
-        commands = [("SADD", self._key(exchange), member)]
-        if permanent:
+        commands: list[tuple[Any, ...]] = [("SADD", self._key(exchange), member)]
+        if expires_ms:
+            self._sweep(exchange)
+            commands.append(("ZADD", keys.endings(exchange, self._prefix), _now_ms() + expires_ms, member))
+        else:
             commands.append(("SADD", self._permanent(exchange), member))
+            commands.append(("ZREM", keys.endings(exchange, self._prefix), member))
         self.link.pipeline(commands, raise_on_error=True)
 
     def remove(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         """Unbind `queue`."""
-        member = self._member(routing_key, pattern, queue)
-        self.link.pipeline(
-            [("SREM", self._key(exchange), member), ("SREM", self._permanent(exchange), member)],
-            raise_on_error=True,
-        )
+        self._remove(exchange, [self._member(routing_key, pattern, queue)])
+
+    def forget(self, exchange: str, queue: str) -> None:
+        """`queue` is not there: drop its bindings, if they are of a queue that ends.  Others stay: a queue of
+        kombu's own transport is never there for us.
+        """
+        members = [self._member(*row) for row in self.table(exchange) if row[2] == queue]
+        endings = keys.endings(exchange, self._prefix)
+        scores = self.link.pipeline([("ZSCORE", endings, member) for member in members], raise_on_error=True)
+        self._remove(exchange, [member for member, score in zip(members, scores) if score is not None])
+
+    def _remove(self, exchange: str, members: list[Any]) -> None:
+        if members:
+            endings = keys.endings(exchange, self._prefix)
+            commands = [("SREM", key, *members) for key in (self._key(exchange), self._permanent(exchange))]
+            self.link.pipeline([*commands, ("ZREM", endings, *members)], raise_on_error=True)
+
+    def _sweep(self, exchange: str) -> None:
+        """Of queues whose owner died, the bindings end when the next one is made; some per call."""
+        endings, now = keys.endings(exchange, self._prefix), _now_ms()
+        members = self.link.call("ZRANGEBYSCORE", endings, "-inf", now, "LIMIT", 0, SWEEP_BATCH)
+        queues = [member.decode().split(self.separator)[-1] for member in members]
+        bases = [keys.part(keys.base(queue, self._prefix), "queue") for queue in queues]
+        lives = self.link.pipeline([("PTTL", base) for base in bases], raise_on_error=True)
+        self._remove(exchange, [member for member, left in zip(members, lives) if left == -2])
+        later = [x for member, left in zip(members, lives) if left != -2 for x in (now + max(left, 1000), member)]
+        if later:
+            self.link.call("ZADD", endings, *later)
 
     def table(self, exchange: str) -> list[tuple[str, str, str]]:
         """The bindings of an exchange: (routing key, pattern, queue)."""
         members = self.link.call("SMEMBERS", self._key(exchange))
         rows = (member.decode().split(self.separator) for member in members)
         return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
+
+
+def _now_ms() -> int:
+    """Our clock: it says only when to look, and never what is there."""
+    return int(time() * 1000)

@@ -49,6 +49,7 @@ class Lease:
         renewed: when (monotonic) it was claimed or renewed last.
         started: it was handed to a pool.
         ended: the task has finished.
+        spent_ms: worker time that the task took; 0 while it is not known.
         returned: it was handed back, and must not be started here.
         reason: why it will be rejected, for its dead letter.
         withdraw: keeps the pool from starting it; True: it will never start here.
@@ -57,8 +58,8 @@ class Lease:
     """
 
     __slots__ = (
-        "ended", "fence", "lane", "lost", "owner", "queue", "reason", "renewed", "returned", "slot", "started",
-        "task_id", "withdraw",
+        "ended", "fence", "lane", "lost", "owner", "queue", "reason", "renewed", "returned", "slot", "spent_ms",
+        "started", "task_id", "withdraw",
     )  # fmt: skip
 
     def __init__(self, queue: str, fence: Fence, lane: str, task_id: str | None = None) -> None:
@@ -70,6 +71,7 @@ class Lease:
         self.started = False
         self.ended = False
         self.slot = False
+        self.spent_ms = 0
         self.renewed = monotonic()
         self.returned = False
         self.reason = "rejected"
@@ -169,7 +171,7 @@ class Keeper:
         """The task of an early ack has ended: free its running slot, as soon as the broker can be reached."""
         lease.slot = False
         self.drop(lease)
-        self.later(lambda store: store.finish(lease.queue, [lease.fence]))
+        self.later(lambda store: store.finish(lease.queue, [lease.fence], spent_ms={lease.fence: lease.spent_ms}))
 
     def check(self, lease: Lease) -> bool:
         """Whether `lease` is still ours.  It is asked of the server only if it may have run out: this process
@@ -214,7 +216,8 @@ class Keeper:
 
     def _ack(self, store: Store, lease: Lease) -> None:
         running = lease.started and not lease.ended
-        answer = store.ack(lease.queue, [lease.fence], keep_slot=running).answers[0]
+        spent = {lease.fence: lease.spent_ms}
+        answer = store.ack(lease.queue, [lease.fence], keep_slot=running, spent_ms=spent).answers[0]
         lease.slot = answer is Answer.SLOT
         if not lease.slot:
             self.drop(lease)

@@ -76,6 +76,11 @@ def queues(prefix: str = "") -> str:
     return f"{prefix}fairlanes:{LAYOUT}:queues"
 
 
+def endings(exchange: str, prefix: str = "") -> str:
+    """Sorted set: bindings of an exchange to queues that end -> ms at which to see whether the queue is there."""
+    return f"{prefix}fairlanes:{LAYOUT}:endings:{exchange}"
+
+
 def part(queue_base: str, name: str, lane: str = "") -> str:
     """The key of part `name` (one of `PARTS`) under `queue_base`."""
     return f"{queue_base}{PARTS[name]}{lane}"

@@ -21,17 +21,15 @@ from . import keys
 from .browse import MOST, Browser
 from .envelope import tenant_name
 from .errors import OptionError, QueueAbsent
+from .lane_settings import SETTINGS, checked_settings, unknown_setting
 from .moving import move
-from .options import parse_rate
 from .reach import checked, reach
 from .replies import queue_stats, raw, text
 from .store import Store
 from .views import Cancelled, DeadLetter, Delayed, LaneStats, Lease, Page, QueueStats, Waiting
 
-__all__ = ["SETTINGS", "Lanes"]
+__all__ = ["Lanes"]
 
-#: What can be set of a lane.
-SETTINGS: Final = ("weight", "limit", "rate", "burst", "max_size", "paused")
 #: Messages per step of redrive, drop and move.
 BATCH: Final = 100
 
@@ -148,7 +146,7 @@ class Lanes:
         """
         if key is not None:
             every = list(self.each_lane(queue))
-            weights = sum(lane.weight for lane in every if lane.ready)
+            weights = sum(map(_contends, every))
             return shared(heapq.nlargest(k, every, key=key), weights)
         default = self.snapshot(queue).defaults.weight or 1.0
         own = self.browser.own_weights(queue)
@@ -172,10 +170,10 @@ class Lanes:
         """Set what is given, in force at once; returns the lane as it is now.
 
         Args:
-            settings: ``weight`` (0.001 to 1000); ``limit``, most tasks in flight; ``rate``, as in ``"100/m"``;
-                ``burst``, starts that a rested lane may make at once (when only a rate is given: one second of
-                it, at least 1); ``max_size``, most ready messages; ``paused``.  ``"none"`` as limit, rate or
-                max_size: no such bound here, whatever the queue's default.
+            settings: ``weight`` (0.001 to 1000); ``limit``, most tasks in flight; ``rate``, such as
+                ``"100/m"``; ``burst``, starts that a rested lane may make at once (when only a rate is given:
+                one second of it, at least 1); ``max_size``, most ready messages; ``paused``.  ``"none"`` as
+                limit, rate or max_size: no such bound here, whatever the queue's default.
 
         Raises:
             OptionError: a setting is unknown or out of range; nothing was changed.
@@ -193,7 +191,7 @@ class Lanes:
         """
         for name in names:
             if name not in SETTINGS:
-                raise OptionError(_unknown(name))
+                raise unknown_setting(name)
         lane = tenant_name(tenant)
         self._known(queue)
         gone = {*(names or SETTINGS), *(("burst",) if "rate" in names else ())}
@@ -308,51 +306,17 @@ class Lanes:
 
 
 def shared(lanes: list[LaneStats], weights: float | None = None) -> list[LaneStats]:
-    """The lanes with their shares of `weights` (default: their own sum); one without messages has none."""
-    total = sum(lane.weight for lane in lanes if lane.ready) if weights is None else weights
-    return [dataclasses.replace(lane, share=lane.weight / total if lane.ready else None) for lane in lanes]
+    """The lanes with their shares of `weights` (default: their own sum); an empty or paused one has none."""
+    total = sum(map(_contends, lanes)) if weights is None else weights
+    return [
+        dataclasses.replace(lane, share=_contends(lane) / total if _contends(lane) else None)
+        for lane in lanes
+    ]
 
 
-def checked_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Settings as the store takes them.
-
-    Raises:
-        OptionError: one is unknown, or out of range.
-    """
-    values = {name: _checked(name, value) for name, value in given.items()}
-    if "rate" in values and "burst" not in values and values["rate"] not in (None, "none"):
-        rate = parse_rate(given["rate"])
-        values["burst"] = f"{max(1.0, rate.count * 1000 / rate.per_ms):.17g}"
-    return values
-
-
-def _checked(name: str, value: Any) -> Any:
-    if name not in SETTINGS:
-        raise OptionError(_unknown(name))
-    if value is None or (value == "none" and name in ("limit", "rate", "max_size")):
-        return value
-    if name == "paused":
-        return bool(value)
-    if name == "rate":
-        rate = parse_rate(value)
-        return f"{rate.count:.17g}/{rate.per_ms}"
-    return _number(name, value)
-
-
-def _number(name: str, value: Any) -> str:
-    low, high, whole = {
-        "weight": (0.001, 1000, False), "limit": (1, 10**9, True), "burst": (1, 10**9, False),
-        "max_size": (1, 10**9, True),
-    }[name]  # fmt: skip
-    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else float("nan")
-    if not low <= number <= high or (whole and number != int(number)):
-        kind = "a whole number" if whole else "a number"
-        raise OptionError(f"{name} is {kind} from {low:g} to {high:g}, not {value!r}")
-    return f"{number:.17g}"
-
-
-def _unknown(name: str) -> str:
-    return f"unknown setting {name!r}: a lane has {', '.join(SETTINGS)}"
+def _contends(lane: LaneStats) -> float:
+    """The weight with which a lane takes part now."""
+    return lane.weight if lane.ready and not lane.paused else 0.0
 
 
 def _limit(limit: int) -> int:

@@ -132,8 +132,8 @@ def leases(messages: Sequence[Lease]) -> None:
         ["LANE", "TASK ID", "TASK", "ATTEMPT>", "FAILURES>", "DEADLINE>", "KIND", "TAG"],
         [
             (
-                m.lane, m.task_id, m.task, m.attempt, m.failures, ahead(m.deadline), "slot" if m.slot else "lease",
-                m.tag,
+                m.lane, m.task_id, m.task, m.attempt, m.failures, ahead(m.deadline),
+                "slot" if m.slot else "lease", m.tag,
             )
             for m in messages
         ],

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import keys, scripts
@@ -124,6 +125,10 @@ MAX_FENCES = 500
 
 def _due(reply: int) -> int | None:
     return None if reply < 0 else int(reply)
+
+
+#: No task's worker time is known.
+NOTHING: Mapping[Fence, int] = MappingProxyType({})
 
 
 def _read_acks(reply: Any) -> Turn:
@@ -254,6 +259,7 @@ class Store:
         fences: Sequence[Fence],
         *,
         keep_slot: bool | Container[Fence] = False,
+        spent_ms: Mapping[Fence, int] = NOTHING,
         consumer: str = "",
         will_park: bool = False,
     ) -> Turn:
@@ -263,9 +269,12 @@ class Store:
             fences: at most `MAX_FENCES`.
             keep_slot: the tasks, or those of these fences, still run: keep their slots in lanes that have a
                 limit or are charged by time.
+            spent_ms: worker time that the others took, where it is known: what a lane is charged by time.
         """
         kept = fences if keep_slot is True else keep_slot or ()
-        request = self.ack_request(queue, fences, keep_slot=kept, consumer=consumer, will_park=will_park)
+        request = self.ack_request(
+            queue, fences, keep_slot=kept, spent_ms=spent_ms, consumer=consumer, will_park=will_park
+        )
         return request.run(self.caller)
 
     def ack_request(
@@ -274,11 +283,14 @@ class Store:
         fences: Sequence[Fence],
         *,
         keep_slot: Container[Fence],
+        spent_ms: Mapping[Fence, int],
         consumer: str,
         will_park: bool,
     ) -> Request:
         """`ack`, not yet sent."""
-        args = [part for fence in fences for part in (*fence, int(fence in keep_slot))]
+        args = [
+            part for fence in fences for part in (*fence, int(fence in keep_slot), spent_ms.get(fence, 0))
+        ]
         return self._request("ack", queue, _read_acks, self._now(), consumer, int(will_park), *args)
 
     def release(self, queue: str, fences: Sequence[Fence]) -> tuple[Answer, ...]:
@@ -299,9 +311,12 @@ class Store:
             return ()
         return tuple(map(Answer, self._run("extend", queue, self._now(), lease_ms, *_flat(fences))))
 
-    def finish(self, queue: str, fences: Sequence[Fence]) -> bool:
+    def finish(
+        self, queue: str, fences: Sequence[Fence], *, spent_ms: Mapping[Fence, int] = NOTHING
+    ) -> bool:
         """Tasks whose messages were acked early have ended: free their running slots; True if there is need."""
-        return bool(self._run("finish", queue, self._now(), *_flat(fences)))
+        args = [part for fence in fences for part in (*fence, spent_ms.get(fence, 0))]
+        return bool(self._run("finish", queue, self._now(), *args))
 
     def expire(self, queue: str) -> tuple[int, int]:
         """Sweep once: (expired leases, due messages).  Every claim does it too."""
@@ -345,6 +360,10 @@ class Store:
         while (reply := self._run("delete", queue, int(if_empty))) == 0:
             pass
         return bool(reply == 1)
+
+    def expires(self, queue: str) -> int:
+        """Ms without use after which the queue is gone; 0: never."""
+        return int(self.caller.call("HGET", keys.part(keys.base(queue, self.prefix), "queue"), "expires") or 0)
 
     def exists(self, queue: str) -> bool:
         """Whether the queue was declared, or holds anything."""

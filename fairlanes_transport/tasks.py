@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from .errors import FairlanesError
+
 
 class Delivery(NamedTuple):
     """How the message of the running task was delivered."""
@@ -39,3 +41,29 @@ def attempt(request: Any = None) -> int:
     """
     told = delivery(request)
     return told.attempt if told else 1
+
+
+def throttle(seconds: float, request: Any = None) -> None:
+    """Take the running task's lane off the ring for `seconds`: a vendor has said 429 for this tenant.
+
+    What is running goes on; nothing of the lane is started anywhere until then.  A longer throttle that is in force
+    stays.
+
+    Args:
+        seconds: from now, by the server's clock; 0 or more.
+        request: of a bound task (``self.request``), instead of the current task's.
+
+    Raises:
+        ValueError: `seconds` is negative, or no number.
+        FairlanesError: no task is running here, or it came over another transport.
+        redis.exceptions.RedisError, OSError: the broker cannot be reached.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
+        raise ValueError(f"throttle for {seconds!r} s: it must be a number of seconds, 0 or more")
+    told = delivery(request)
+    if told is None:
+        raise FairlanesError("throttle() works in a task that came over a fairlanes:// broker")
+    from celery import current_app
+
+    with current_app.producer_or_acquire() as producer:
+        producer.channel.connection.store.throttle(told.queue, told.lane, int(seconds * 1000))

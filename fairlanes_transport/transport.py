@@ -97,6 +97,8 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.fanout_queues: dict[str, tuple[str, str]] = {}
+        #: queue -> ms without use after which it is gone; of all channels, like the bindings
+        self.queue_ends: dict[str, int] = {}
 
     def driver_version(self) -> str:
         """Version of redis-py."""
@@ -151,11 +153,18 @@ class Transport(virtual.Transport):
 
     # queues, as the channels see them
 
-    def declare_queue(self, queue: str, expires_ms: int, *, durable: bool, defaults: dict[str, Any]) -> None:
-        """Make a queue exist; a durable one is listed, so that tools find it."""
-        self.store.declare(queue, expires_ms, **defaults)
+    def declare_queue(self, queue: str, expires_ms: int, *, durable: bool, defaults: dict[str, Any]) -> bool:
+        """Make a queue exist; a durable one is listed, so that tools find it.  True: it is new."""
+        new = self.store.declare(queue, expires_ms, **defaults)
         if durable:
             self.link.call("SADD", keys.queues(self.options.global_keyprefix), queue)
+        return new
+
+    def end_of(self, queue: str) -> int:
+        """Ms without use after which a queue is gone, 0: never; asks the server if nobody here has declared it."""
+        if queue not in self.queue_ends:
+            self.queue_ends[queue] = self.store.expires(queue)
+        return self.queue_ends[queue]
 
     def delete_queue(self, queue: str, *, if_empty: bool = False) -> bool:
         """Delete a queue; False: it was not empty."""

@@ -84,7 +84,7 @@ class LaneStats:
     oldest_wait: float | None
     #: what an operator has configured of this lane
     own: Settings
-    #: weight over the weights of all lanes with ready messages; None: not all were read, or it has none
+    #: weight over those of all unpaused lanes with ready messages; None: it is none, or not all were read
     share: float | None = None
     #: tag of the message that will be served last, to measure progress by its rank
     last_tag: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from billiard.pool import RUN as POOL_RUN
@@ -55,6 +56,7 @@ class Run:
         self.late_check = late_check
         self.result: Any = None
         self.accepted = False
+        self._began = 0.0
         self._on_end = on_end
 
     def watch(self, options: dict[str, Any]) -> None:
@@ -76,6 +78,8 @@ class Run:
 
     def _ending(self, callback: Any) -> Callable[..., Any]:
         def ended(*args: Any, **kwargs: Any) -> Any:
+            if self.accepted and not self.lease.ended:
+                self.lease.spent_ms = max(1, round(self._seconds(*args) * 1000))
             self.lease.ended = True
             try:
                 return callback(*args, **kwargs) if callback else None
@@ -84,11 +88,18 @@ class Run:
 
         return ended
 
+    def _seconds(self, *reply: Any) -> float:
+        """What the task took: as measured where it ran, if its reply says it; else from its start until now."""
+        told = reply[0] if reply else None
+        if isinstance(told, tuple) and len(told) == 3 and isinstance(told[2], (int, float)):
+            return told[2]
+        return monotonic() - self._began
+
     def _accepting(self, callback: Any) -> Callable[..., Any]:
         def accept(*args: Any, **kwargs: Any) -> Any:
             if self.late_check and not _still_ours(self.request):
                 raise TaskRevokedError(f"{self.lease} is somebody else's now")
-            self.accepted = True
+            self.accepted, self._began = True, monotonic()
             return callback(*args, **kwargs) if callback else None
 
         return accept

@@ -7,21 +7,22 @@
 -- ARGV[1]  now        ms; '' = the server's clock
 -- ARGV[2]  consumer   id of the consumer, for the timekeeper's role
 -- ARGV[3]  will_park  1: after this call the consumer will park if there is no need
--- ARGV[4]  tag        and then, per message, four in all: tag, attempt, token,
+-- ARGV[4]  tag        and then, per message, five in all: tag, attempt, token, keep_slot, spent
 -- ARGV[5]  attempt
 -- ARGV[6]  token
 -- ARGV[7]  keep_slot  1: the task still runs; keep its slot if the lane has a limit or is charged by time
+-- ARGV[8]  spent      ms of worker time that the task took; 0 = not known, or it still runs
 -- RETURNS  { need 0|1, ms until the timekeeper claims again or -1, then per message 2 done and its slot kept,
 --            1 done, 0 stale, -1 gone }
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings ring wake
+--@include clock record settings ring wake work
 
 begin_writes()
 local now, q = now_ms(ARGV[1]), queue_state()
 local finished, gone, emptied, handled = {}, {}, {}, {}
 
-local function ack(tag, attempt, token, keep_slot)
+local function ack(tag, attempt, token, keep_slot, spent)
   local r = load_record(tag)
   if not r or r.slot or handled[tag] then return -1 end
   if r.attempt ~= attempt or r.token ~= token then return 0 end
@@ -37,6 +38,7 @@ local function ack(tag, attempt, token, keep_slot)
     gone[#gone + 1] = tag
     -- A lane that is on the ring has lost what it had ready, perhaps.
     if leased then freed(q, r.lane, now) else place(q, r.lane, now) end
+    true_up(q, r, spent)
   end
   emptied[#emptied + 1], handled[tag] = tag, true
   finished[#finished + 1], finished[#finished + 2] = now, tag
@@ -44,8 +46,9 @@ local function ack(tag, attempt, token, keep_slot)
 end
 
 local answers = { 0, -1 }
-for i = 4, #ARGV, 4 do
-  answers[#answers + 1] = ack(ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], ARGV[i + 3] == '1')
+for i = 4, #ARGV, 5 do
+  answers[#answers + 1] = ack(ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], ARGV[i + 3] == '1',
+    tonumber(ARGV[i + 4]))
 end
 if #emptied > 0 then
   redis.call('HDEL', K.envelope, unpack(emptied))

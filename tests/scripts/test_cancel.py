@@ -28,7 +28,8 @@ def test_leased_dead_and_unknown_ones_are_left(bench: Bench) -> None:
     bench.put("leased")
     fence = bench.fence()
     bench.put("ready")
-    assert bench.store.cancel("q", ["dead", "leased", "nobody", "ready", "ready"]) == (False, False, None, True, None)
+    answers = bench.store.cancel("q", ["dead", "leased", "nobody", "ready", "ready"])
+    assert answers == (False, False, None, True, None)
     assert bench.ack(fence) == (1,)
     assert list(bench.check().message) == ["dead"]
     assert bench.store.cancel("q", []) == ()

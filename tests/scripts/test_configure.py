@@ -42,8 +42,9 @@ def test_unset_of_everything_leaves_nothing(bench: Bench) -> None:
     "settings",
     [
         {"weight": 0}, {"weight": "0.0009"}, {"weight": 1000.1}, {"weight": "none"}, {"weight": "nan"},
-        {"weight": "heavy"}, {"limit": 0}, {"limit": 1.5}, {"limit": "inf"}, {"rate": "100"}, {"rate": "0/1000"},
-        {"rate": "5/0"}, {"burst": 0}, {"burst": "none"}, {"max_size": -1}, {"paused": "yes"}, {"wieght": 1},
+        {"weight": "heavy"}, {"limit": 0}, {"limit": 1.5}, {"limit": "inf"}, {"rate": "100"},
+        {"rate": "0/1000"}, {"rate": "5/0"}, {"burst": 0}, {"burst": "none"}, {"max_size": -1},
+        {"paused": "yes"}, {"wieght": 1},
         {"weight": 2, "limit": "many"},
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ def look(bench: Bench, *lanes: str) -> list[LaneStats]:
     bench.mark()
     now, seen = bench.store.lanes("q", lanes)
     assert bench.changes() == {}
-    return [lane_stats(lane, now, one) for lane, one in zip(lanes, seen)]
+    return [lane_stats(lane, now, one) for lane, one in zip(lanes, seen, strict=True)]
 
 
 def test_an_unknown_lane(bench: Bench) -> None:
@@ -52,7 +52,8 @@ def test_states(bench: Bench) -> None:
 
 def test_the_wait_of_a_message_with_an_eta_begins_at_its_eta(bench: Bench) -> None:
     # 2023-11-14T22:13:30 is 10 s after T0.
-    bench.store.enqueue("q", "t", "a", '{"headers": {"eta": "2023-11-14T22:13:30+00:00"}}', b"", due_ms=T0 + 10_000)
+    envelope = '{"headers": {"eta": "2023-11-14T22:13:30+00:00"}}'
+    bench.store.enqueue("q", "t", "a", envelope, b"", due_ms=T0 + 10_000)
     bench.tick(12_000)
     bench.store.expire("q")
     assert look(bench, "a")[0].oldest_wait == 2.0

@@ -5,46 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from celery import Celery
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from fairlanes_transport.cli import fairlanes
-from tests.harness import ROOT, Server
-from tests.unit.test_lanes import Rig, bury
-
-
-class Command(Rig):
-    """The command line on a broker with the queue ``q``."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__(server.client())
-        self.url = server.url("fairlanes")
-
-    def run(self, *args: str, code: int = 0, **options: Any) -> Result:
-        """Run a command and assert its exit code."""
-        result = CliRunner().invoke(fairlanes, ["-b", self.url, *args], **options)
-        assert result.exit_code == code, (args, result.output, result.exception)
-        return result
-
-    def json(self, *args: str, code: int = 0) -> Any:
-        """What a command answers with ``--json``."""
-        return json.loads(self.run(*args, "--json", code=code).stdout)
-
-
-@pytest.fixture
-def command(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """The command line on a broker with the queue ``q``."""
-    for name in ("FAIRLANES_BROKER", "CELERY_BROKER_URL"):
-        monkeypatch.delenv(name, raising=False)
-    command = Command(server)
-    yield command
-    command.link.close()
-
+from tests.harness import ROOT
+from tests.unit.rig import Command, bury
 
 # seeing
 
@@ -115,8 +84,8 @@ def test_set_and_unset(command: Command) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        (), ("--weight", "0"), ("--weight", "heavy"), ("--limit", "few"), ("--limit", "0"), ("--rate", "fast"),
-        ("--max-size", "-1"), ("--speed", "3"),
+        (), ("--weight", "0"), ("--weight", "heavy"), ("--limit", "few"), ("--limit", "0"),
+        ("--rate", "fast"), ("--max-size", "-1"), ("--speed", "3"),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_wrong_usage(command: Command, args: tuple[str, ...]) -> None:
@@ -228,14 +197,20 @@ def test_as_a_command_of_celery(command: Command) -> None:
     app = Celery(broker=command.url, set_as_current=False)
     context = type("CLIContext", (), {"app": app})()
     assert CliRunner().invoke(fairlanes, ["lanes"], obj=context).exit_code == 0
-    code = f"from celery import Celery; app = Celery(broker={command.url!r})"
+    code = f"""
+import sys
+from celery import Celery
+from celery.bin.celery import celery
+from fairlanes_transport.cli import fairlanes
+app = Celery(broker={command.url!r})
+sys.modules["theapp"] = sys.modules["__main__"]
+celery.add_command(fairlanes)
+sys.argv = ["celery", "-A", "theapp", "fairlanes", "lanes", "--json"]
+celery()
+"""
     ran = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}; "
-         "from celery.bin.celery import celery; from fairlanes_transport.cli import fairlanes; "
-         "celery.add_command(fairlanes); sys.modules['theapp'] = sys.modules['__main__']; "
-         "sys.argv = ['celery', '-A', 'theapp', 'fairlanes', 'lanes', '--json']; celery()"],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
     assert json.loads(ran.stdout)["queues"][0]["queue"] == "q", ran.stderr
 
 

@@ -6,8 +6,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
-import fakeredis
 import pytest
 import redis
 
@@ -15,13 +15,10 @@ from fairlanes_transport import keys
 from fairlanes_transport.checkup import Kind
 from fairlanes_transport.doctor import Doctor
 from fairlanes_transport.errors import QueueAbsent
-from fairlanes_transport.store import FailurePolicy, Store
+from fairlanes_transport.store import FailurePolicy, Fence, Store
 from tests.harness import Server
 from tests.invariants import check
-from tests.unit.test_commands import Command
-from tests.unit.test_commands import command as command
-from tests.unit.test_lanes import Rig, bury
-from tests.unit.test_lanes import rig as rig
+from tests.unit.rig import Command, Rig, bury
 
 
 class Patient(Rig):
@@ -60,8 +57,7 @@ def patient(any_client: redis.Redis) -> Iterator[Patient]:
     patient = Patient(any_client)
     check(any_client, "q")
     yield patient
-    if not isinstance(any_client, fakeredis.FakeRedis):
-        patient.link.close()
+    patient.close()
 
 
 def test_a_sound_queue_has_no_finding(patient: Patient) -> None:
@@ -79,7 +75,7 @@ def test_an_empty_and_an_absent_queue(rig: Rig) -> None:
         Doctor(rig.lanes).check("x")
 
 
-#: name -> (what somebody does to the queue, what the doctor says, whether messages are lost by it)
+#: name -> (what somebody does to the queue, what the doctor says at least)
 CORRUPTIONS: dict[str, tuple[Callable[[Patient], object], set[Kind]]] = {
     "lane missing from the ring": (
         lambda p: p.client.zrem(p.key("ring"), "a"),
@@ -230,7 +226,9 @@ def test_planted_corruptions_are_found_and_mended(patient: Patient, name: str) -
     patient.check()
 
 
-@pytest.mark.parametrize("name", ["ready without record", "damaged record", "orphan record", "lease without record"])
+@pytest.mark.parametrize(
+    "name", ["ready without record", "damaged record", "orphan record", "lease without record"]
+)
 def test_what_can_still_run_runs(patient: Patient, name: str) -> None:
     CORRUPTIONS[name][0](patient)
     patient.doctor.check("q", repair=True)
@@ -269,62 +267,52 @@ def test_the_command(command: Command) -> None:
     command.run("doctor", "absent", code=1)
 
 
+def consume(rig: Rig, seed: int, ended: threading.Event) -> None:
+    """Claim, and do with each message one of all that a consumer can do."""
+    chance, name = random.Random(seed), f"c{seed}"
+    store = Store(rig.link, policy=FailurePolicy(backoff_base=0.01, backoff_max=0.05, max_failures=3))
+    ways: list[Callable[[Fence], object]] = [
+        lambda fence: store.ack("q", [fence], consumer=name),
+        lambda fence: store.ack("q", [fence], keep_slot=True, consumer=name),
+        lambda fence: store.release("q", [fence]),
+        lambda fence: store.reject("q", fence, requeue=True, reason="x"),
+        lambda fence: store.reject("q", fence, requeue=False, reason="x"),
+        lambda fence: None,
+    ]
+    while not ended.is_set():
+        for message in store.claim("q", chance.randint(1, 8), 50, consumer=name, will_park=True).claimed:
+            chance.choice(ways)(message.fence)
+
+
+def operate(rig: Rig, seed: int, ended: threading.Event) -> None:
+    """Send, and change settings."""
+    chance = random.Random(seed)
+    while not ended.is_set():
+        lane = f"l{chance.randint(0, 19)}"
+        settings = {"limit": chance.choice([None, 1, 3]), "rate": chance.choice([None, "50/s"])}
+        rig.lanes.set("q", lane, weight=chance.choice([None, 1, 5]), **settings)
+        rig.lanes.throttle("q", lane, chance.choice([0, 0.05]), shorten=True)
+        for _ in range(20):
+            due = rig.later(0.05) if chance.random() < 0.2 else 0
+            rig.send("t", f"l{chance.randint(0, 19)}", due_ms=due, priority=chance.randint(0, 9))
+        rig.lanes.redrive("q")
+
+
 def test_none_under_load(server: Server) -> None:
-    rig = Rig(server.client())
-    ended = threading.Event()
-    failures: list[BaseException] = []
-
-    def consume(seed: int) -> None:
-        chance = random.Random(seed)
-        store = Store(rig.link, policy=FailurePolicy(backoff_base=0.01, backoff_max=0.05, max_failures=3))
+    rig, ended, looks = Rig(server.client()), threading.Event(), 0
+    with ThreadPoolExecutor(4) as threads:
+        busy = [threads.submit(consume, rig, seed, ended) for seed in range(3)]
+        busy.append(threads.submit(operate, rig, 99, ended))
         try:
-            while not ended.is_set():
-                name = f"c{seed}"
-                claimed = store.claim("q", chance.randint(1, 8), 50, consumer=name, will_park=True).claimed
-                for message in claimed:
-                    fence = message.fence
-                    chance.choice(
-                        [
-                            lambda fence=fence: store.ack("q", [fence], consumer=name),
-                            lambda fence=fence: store.ack("q", [fence], keep_slot=True, consumer=name),
-                            lambda fence=fence: store.release("q", [fence]),
-                            lambda fence=fence: store.reject("q", fence, requeue=True, reason="x"),
-                            lambda fence=fence: store.reject("q", fence, requeue=False, reason="x"),
-                            lambda: None,
-                        ]
-                    )()
-        except BaseException as exc:
-            failures.append(exc)
-
-    def operate() -> None:
-        chance = random.Random(99)
-        try:
-            while not ended.is_set():
-                lane = f"l{chance.randint(0, 19)}"
-                settings = {"limit": chance.choice([None, 1, 3]), "rate": chance.choice([None, "50/s"])}
-                rig.lanes.set("q", lane, weight=chance.choice([None, 1, 5]), **settings)
-                rig.lanes.throttle("q", lane, chance.choice([0, 0.05]), shorten=True)
-                for _ in range(20):
-                    due = rig.later(0.05) if chance.random() < 0.2 else 0
-                    rig.send("t", f"l{chance.randint(0, 19)}", due_ms=due, priority=chance.randint(0, 9))
-                rig.lanes.redrive("q")
-        except BaseException as exc:
-            failures.append(exc)
-
-    threads = [threading.Thread(target=consume, args=(n,)) for n in range(3)]
-    threads.append(threading.Thread(target=operate))
-    for thread in threads:
-        thread.start()
-    try:
-        doctor, until, looks = Doctor(rig.lanes), time.monotonic() + 4, 0
-        while time.monotonic() < until:
-            assert doctor.check("q").findings == ()
-            looks += 1
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    assert not failures
+            doctor, until = Doctor(rig.lanes), time.monotonic() + 4
+            while time.monotonic() < until:
+                assert doctor.check("q").findings == ()
+                looks += 1
+        finally:
+            ended.set()
+    for thread in busy:
+        thread.result()
     assert looks > 3
+    assert rig.lanes.snapshot("q").totals["claimed"] > 100
     rig.check()
-    rig.link.close()
+    rig.close()

@@ -2,64 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import fakeredis
 import pytest
-import redis
 from celery import Celery
 from kombu import Connection
 
 from fairlanes_transport import Lanes
-from fairlanes_transport.connections import Address, Link
 from fairlanes_transport.doctor import Doctor
 from fairlanes_transport.errors import LaneFull, OptionError, QueueAbsent, ServerFull, TenantError
-from fairlanes_transport.store import Store
 from fairlanes_transport.views import Cancelled, Settings
 from tests.harness import Server
-from tests.invariants import check
-from tests.scripts.bench import ClientLink
-
-
-class Rig:
-    """A broker with the queue ``q``, its store and its lanes."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self.client = client
-        at = client.connection_pool.connection_kwargs
-        fake = isinstance(client, fakeredis.FakeRedis)
-        self.link: Any = ClientLink(client) if fake else Link(Address("tcp", ((at["host"], at["port"]),)))
-        self.lanes = Lanes(self.link)
-        self.store = Store(self.link)
-        self.lanes.declare("q")
-
-    def send(self, task: str, lane: str = "a", queue: str = "q", **options: Any) -> str:
-        """Enqueue a task's message; returns its tag."""
-        tag = str(uuid.uuid4())
-        envelope = {"headers": {"id": task, "task": "t.run"}, "properties": {"correlation_id": task}}
-        self.store.enqueue(queue, tag, lane, json.dumps(envelope), b"[]", **options)
-        return tag
-
-    def later(self, seconds: float = 3600) -> int:
-        """A due time."""
-        return int(self.store.pulse("q")[0]) + int(seconds * 1000)
-
-    def check(self, queue: str = "q") -> Any:
-        """Assert the invariants."""
-        return check(self.client, queue)
-
-
-@pytest.fixture
-def rig(any_client: redis.Redis) -> Iterator[Rig]:
-    """A broker with the queue ``q``."""
-    rig = Rig(any_client)
-    yield rig
-    if isinstance(rig.link, Link):
-        rig.link.close()
-
+from tests.unit.rig import Rig, bury
 
 # getting there
 
@@ -92,11 +47,12 @@ def test_an_unknown_queue_is_an_error_and_leaves_nothing(rig: Rig) -> None:
         lambda: lanes.throttle("x", "a", 1), lambda: lanes.peek("x", "a"), lambda: lanes.purge("x"),
         lambda: lanes.move("q", "a", "x"), lambda: lanes.move("x", "a", "q"), lambda: lanes.leases("x"),
         lambda: lanes.delayed("x"), lambda: lanes.dead("x"), lambda: lanes.cancel("x", "t"),
-        lambda: lanes.redrive("x"), lambda: lanes.drop("x"), lambda: lanes.top("x"), lambda: lanes.lane("x", 1),
+        lambda: lanes.redrive("x"), lambda: lanes.drop("x"), lambda: lanes.top("x"),
+        lambda: lanes.lane("x", 1),
     ):  # fmt: skip
         with pytest.raises(QueueAbsent, match="'x' does not exist"):
             call()
-    assert not [key for key in rig.client.keys() if b"{x}" in key]
+    assert not [key for key in rig.client.scan_iter() if b"{x}" in key]
 
 
 @pytest.mark.parametrize("tenant", ["", None, 1.5, True, "x" * 257])
@@ -145,6 +101,9 @@ def test_top_ranks_and_shares(rig: Rig) -> None:
     rig.lanes.set("q", "empty", weight=100)
     top = rig.lanes.top("q", 2)
     assert [(lane.lane, lane.ready, lane.share) for lane in top] == [("b", 5, 0.5), ("c", 3, 0.25)]
+    rig.lanes.pause("q", "a")
+    assert [lane.share for lane in rig.lanes.top("q", 3)] == [2 / 3, 1 / 3, None]
+    assert [lane.share for lane in rig.lanes.lanes("q").lanes] == [None, 2 / 3, 1 / 3, None]
     by_weight = rig.lanes.top("q", 1, key=lambda lane: lane.weight)
     assert [(lane.lane, lane.share) for lane in by_weight] == [("empty", None)]
 
@@ -261,15 +220,6 @@ def test_cancel_by_task_id(rig: Rig) -> None:
     assert rig.lanes.cancel("q", "nobody") == Cancelled(removed=0, left=0)
     assert rig.lanes.snapshot("q").ready == 450
     rig.check()
-
-
-def bury(rig: Rig, lane: str, n: int) -> list[str]:
-    """Dead letters of one lane; returns their tags."""
-    tags = [rig.send(f"{lane}{i}", lane) for i in range(n)]
-    while claimed := rig.store.claim("q", 100, 60_000).claimed:
-        for message in claimed:
-            rig.store.reject("q", message.fence, requeue=False, reason="broken")
-    return tags
 
 
 def test_redrive_and_drop(rig: Rig) -> None:

@@ -8,7 +8,6 @@ import pty
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,10 +16,7 @@ from fairlanes_transport.errors import QueueAbsent
 from fairlanes_transport.top import KEYS, Screen
 from fairlanes_transport.watch import Watch
 from tests.harness import ROOT
-from tests.unit.test_commands import Command
-from tests.unit.test_commands import command as command
-from tests.unit.test_lanes import Rig
-from tests.unit.test_lanes import rig as rig
+from tests.unit.rig import Command, Rig
 
 
 @pytest.fixture
@@ -118,7 +114,7 @@ def test_a_thousand_lanes_fit_80_columns(rig: Rig) -> None:
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert "lanes 1000 (19 shown)" in lines[1]
-    assert lines[2].split() == ["LANE", "READY", "FLIGHT", "WEIGHT", "SHARE", "SERVED", "RATE/S", "WAIT", "STATE"]
+    assert " ".join(lines[2].split()) == "LANE READY FLIGHT WEIGHT SHARE SERVED RATE/S WAIT STATE"
     assert KEYS in lines[22]
     assert len(draw(screen, 40, 10)) <= 10
 
@@ -196,10 +192,10 @@ def test_one_measurement_into_a_pipe(command: Command) -> None:
 
 
 def run_in_terminal(command: Command, keys: bytes, seconds: float = 20.0) -> tuple[int, str]:
-    """Run ``fairlanes top`` in a terminal of 80 columns, press keys once it shows lanes; (exit code, output)."""
+    """Run ``fairlanes top`` in a terminal, press keys once it shows lanes; (exit code, output)."""
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    arguments: list[Any] = [sys.executable, "-m", "fairlanes_transport.cli", "-b", command.url, "top", "q"]
+    arguments = [sys.executable, "-m", "fairlanes_transport.cli", "-b", command.url, "top", "q"]
     process = subprocess.Popen(arguments, stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environment)
     os.close(slave)
     output = b""

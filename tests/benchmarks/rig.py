@@ -1,0 +1,279 @@
+"""What the benchmarks run on: servers, workers and processes of their own, and counters of what servers do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from fairlanes_transport import keys
+from fairlanes_transport.guard import GuardedProcess
+from tests.apps.settings import PORT, environment
+from tests.harness import ROOT, Server, Worker, wait_for
+
+OURS, BASELINE = "fairlanes", "redis"
+SCHEMES = (OURS, BASELINE)
+APP = "tests.benchmarks.app"
+QUEUE = "celery"
+ALONE = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+"""Flags of a worker that talks to no other."""
+
+_LOOK_SECONDS = 0.01
+
+
+class Rig:
+    """Makes what a benchmark needs.
+
+    Args:
+        kind: of the servers.
+        scale: of counts and durations.
+    """
+
+    def __init__(self, kind: str, scale: float) -> None:
+        self.kind = kind
+        self.scale = scale
+
+    def count(self, n: int) -> int:
+        """So many, scaled; at least 10."""
+        return max(10, round(n * self.scale))
+
+    def seconds(self, seconds: float) -> float:
+        """So long, scaled; at least 3 seconds."""
+        return max(3.0, seconds * self.scale)
+
+    def about(self) -> dict[str, Any]:
+        """The machine and the versions."""
+        with self.server() as server, server.client(0, decode_responses=True) as client:
+            info = client.info("server")
+        name = "valkey_version" if "valkey_version" in info else "redis_version"
+        return {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "cpus": os.cpu_count(),
+            "load": os.getloadavg()[0],
+            "server": f"{self.kind} {info[name]}",
+            "scale": self.scale,
+            **{package: version(package) for package in ("fairlanes-transport", "celery", "kombu", "redis")},
+        }
+
+    def server(self) -> Server:
+        """An empty server that is not started."""
+        return Server(self.kind)
+
+    @contextlib.contextmanager
+    def broker(self) -> Iterator[tuple[Server, Server]]:
+        """A broker, and a server for what tasks note, so that nobody but the transport talks to the broker."""
+        with self.server() as broker, self.server() as records:
+            yield broker, records
+
+    def worker(self, broker: Server, records: Server, scheme: str, *flags: str, **options: Any) -> Worker:
+        """A Celery worker; enter it to wait until it is ready."""
+        return Worker(
+            broker, *flags, app=APP, scheme=scheme, env={PORT: str(records.port)}, **{"prefetch": 4, **options}
+        )
+
+
+@contextlib.contextmanager
+def workers(started: list[Worker]) -> Iterator[list[Worker]]:
+    """Wait until all are ready; close them afterwards."""
+    with contextlib.ExitStack() as stack:
+        for worker in started:
+            stack.callback(_close_quietly, worker)
+        for worker in started:
+            worker.wait_ready(60)
+        yield started
+
+
+def _close_quietly(worker: Worker) -> None:
+    with contextlib.redirect_stdout(None):
+        worker.close()
+
+
+# ---------------------------------------------------------------- processes
+
+
+class Process:
+    """A function of `tests.benchmarks.processes` in a process of its own.
+
+    Args:
+        function: its name.
+        arguments: JSON types.
+    """
+
+    def __init__(self, function: str, **arguments: Any) -> None:
+        command = [sys.executable, "-m", "tests.benchmarks.processes", function, json.dumps(arguments)]
+        env = {**environment("", 0, {}), "PYTHONPATH": str(ROOT)}
+        self._process = GuardedProcess(command, env=env, cwd=str(ROOT), stdout=subprocess.PIPE)
+        self.pid = self._process.pid
+
+    def result(self) -> Any:
+        """Wait for the end and return what the function returned.
+
+        Raises:
+            RuntimeError: it failed; with its output.
+        """
+        with self._process:
+            assert self._process.output is not None
+            output = self._process.output.read().decode(errors="replace")
+            if self._process.wait(30) != 0:
+                raise RuntimeError(f"a process of the benchmark failed:\n{output}")
+        return json.loads(output.splitlines()[-1])
+
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Return when it has said ``ready``.
+
+        Raises:
+            RuntimeError: it ended before.
+        """
+        assert self._process.output is not None
+        for line in self._process.output:
+            if line.strip() == b"ready":
+                return
+            sys.stderr.buffer.write(line)
+        raise RuntimeError("a process of the benchmark ended before it was ready")
+
+    def close(self) -> None:
+        """Kill it."""
+        self._process.close()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def cpu_seconds(group: int) -> float | None:
+    """CPU time of the processes of a group so far; None where the system has no ``/proc``."""
+    if not Path("/proc/self/stat").exists():
+        return None
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+# ---------------------------------------------------------------- servers
+
+
+def backlog(server: Server, scheme: str, queue: str = QUEUE) -> int:
+    """Messages that are not acked."""
+    client = server.client()
+    if scheme == BASELINE:
+        return int(client.llen(queue)) + int(client.hlen("unacked"))
+    return int(client.hlen(keys.part(keys.base(queue), "message")))
+
+
+def drain_rate(left: Callable[[], int], total: int, timeout: float = 120.0) -> float:
+    """Messages per second between the first tenth of the backlog and the last."""
+    began: tuple[float, int] | None = None
+    deadline = time.monotonic() + timeout
+    while True:
+        now, remaining = time.perf_counter(), left()
+        if began is None and remaining <= total * 0.9:
+            began = now, remaining
+        if began is not None and remaining <= total * 0.1:
+            return (began[1] - remaining) / (now - began[0])
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{remaining} of {total} messages are left after {timeout:.0f} s")
+        time.sleep(_LOOK_SECONDS)
+
+
+class Commands:
+    """What clients asked a server in a while: use it as a context.
+
+    Attributes:
+        by_name: command -> how often a client sent it; a script counts once, what it calls does not.
+        all: commands that the server carried out, those inside scripts included.
+        trips: how often a client's request was read: a pipeline is one.
+        fail_dead: what went wrong in the thread that counts.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.by_name: Counter[str] = Counter()
+        self.scripts: Counter[str] = Counter()
+        self.all = 0
+        self.trips = 0
+
+    @property
+    def sent(self) -> int:
+        """Commands that clients sent."""
+        return self.by_name.total()
+
+    def __enter__(self) -> Commands:
+        self._connection = redis.Redis(port=self._server.port).connection_pool.get_connection()
+        self._connection.send_command("MONITOR")
+        self._connection.read_response()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        self._before = self._stats()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        after = self._stats()
+        # Our own: the INFO that ends the count; the first one is in it, its reply was made before it was counted.
+        self.all = after[0] - self._before[0] - 1
+        self.trips = after[1] - self._before[1] - 1
+        self._server.client().echo(_END)
+        self._thread.join(10)
+        self._connection.disconnect()
+
+    def _stats(self) -> tuple[int, int]:
+        stats = self._server.client().info("stats")
+        return stats["total_commands_processed"], stats["total_reads_processed"]
+
+    def _read(self) -> None:
+        """Count the lines of MONITOR: ``time [db address] "COMMAND" "argument" ...``."""
+        with contextlib.suppress(redis.RedisError, OSError, ValueError):
+            while True:
+                line = self._connection.read_response()
+                _, _, rest = line.partition(b" [")
+                where, _, command = rest.partition(b"] ")
+                words = command.split(b'"', 4)
+                name = words[1].upper().decode()
+                if _END.encode() in command:
+                    return
+                if where.endswith(b" lua") or name in ("INFO", "ECHO"):
+                    continue
+                self.by_name[name] += 1
+                if name == "EVALSHA":
+                    self.scripts[script_name(words[3].decode())] += 1
+
+
+_END = "benchmark: the count ends"
+
+
+def script_name(digest: str) -> str:
+    """The script with this digest."""
+    from fairlanes_transport import scripts
+
+    return next((name for name in scripts.names() if scripts.load(name).digest == digest), "other")
+
+
+def connections(server: Server, among: Callable[[dict[str, Any]], bool] = lambda _: True) -> int:
+    """How many connections a server has, without our own."""
+    client = server.client()
+    own = client.client_id()
+    return sum(1 for other in client.client_list() if int(other["id"]) != own and among(other))
+
+
+__all__ = [
+    "ALONE", "APP", "BASELINE", "OURS", "QUEUE", "SCHEMES", "Commands", "Process", "Rig", "backlog", "connections",
+    "cpu_seconds", "drain_rate", "script_name", "wait_for", "workers",
+]  # fmt: skip

@@ -1,0 +1,117 @@
+"""Who wakes for a message: one worker of six, and four consumers for a backlog."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from fairlanes_transport.lanes import Lanes
+from tests.benchmarks.app import STARTS
+from tests.benchmarks.report import Benchmark, Figure, each
+from tests.benchmarks.rig import (
+    ALONE,
+    BASELINE,
+    OURS,
+    Commands,
+    Process,
+    Rig,
+    backlog,
+    drain_rate,
+    wait_for,
+    workers,
+)
+from tests.apps.settings import RECORD_DB
+from tests.harness import Sender
+
+WORKERS = 6
+SPACING_SECONDS = 0.1
+CONSUMERS = 4
+TASK_SECONDS = 0.001
+
+
+def _herd(rig: Rig, scheme: str) -> dict[str, float]:
+    """Send single messages to six idle solo workers."""
+    n = rig.count(60)
+    with rig.broker() as (broker, records), Sender(broker, scheme) as sender:
+        started = [
+            rig.worker(
+                broker, records, scheme, *ALONE, "-n", f"w{number}@bench", pool="solo", concurrency=1, prefetch=1
+            )
+            for number in range(WORKERS)
+        ]
+        seen = records.client(RECORD_DB)
+        with workers(started), sender.app.pool.acquire(block=True), sender.app.producer_pool.acquire() as producer:
+
+            def send(number: int) -> None:
+                options = {"headers": {"tenant": f"t{number % 5}"}, "producer": producer}
+                sender.app.send_task("bench.mark", (number,), **options)
+
+            for number in range(WORKERS):  # connections are made, scripts are loaded
+                send(number)
+                time.sleep(SPACING_SECONDS)
+            wait_for(lambda: seen.llen(STARTS) >= WORKERS, 10, "the first tasks")
+            time.sleep(2.0)
+            with Commands(broker) as counted:
+                for number in range(n):
+                    send(number)
+                    time.sleep(SPACING_SECONDS)
+                wait_for(lambda: seen.llen(STARTS) >= WORKERS + n, 10, "the tasks")
+                time.sleep(0.5)
+    parks = counted.by_name["BLPOP" if scheme == OURS else "BRPOP"]
+    return {
+        "commands of clients": counted.sent / n,
+        "commands, with those in scripts": counted.all / n,
+        "round trips": counted.trips / n,
+        "blocking pops": parks / n,
+        **{f"of these {name}": count / n for name, count in sorted(counted.by_name.items())},
+        **{f"of these {name}.lua": count / n for name, count in sorted(counted.scripts.items())},
+    }
+
+
+HERD = Benchmark(
+    "herd",
+    {
+        "commands of clients": Figure("per message", at_most=4.1),
+        "commands, with those in scripts": Figure("per message"),
+        "round trips": Figure("per message", at_most=4.1),
+        "blocking pops": Figure("per message", at_most=1.1),
+    },
+    each(_herd),
+)
+
+
+def _chain(rig: Rig, scheme: str) -> dict[str, float]:
+    """Give a backlog of short messages to four parked consumers all at once."""
+    return {_lanes(lanes): _backlog(rig, scheme, lanes) for lanes in (1, 16)}
+
+
+def _backlog(rig: Rig, scheme: str, lanes: int) -> float:
+    n, queue = rig.count(4000), "chain"
+    with rig.server() as server, contextlib.ExitStack() as stack:
+        url = server.url(scheme)
+        consumers = [
+            stack.enter_context(Process("park", url=url, queue=queue, seconds=TASK_SECONDS))
+            for _ in range(CONSUMERS)
+        ]
+        for consumer in consumers:
+            consumer.wait_ready()
+        if scheme == BASELINE:
+            Process("publish", url=url, queue="hidden", n=n, lanes=lanes).result()
+            server.client().rename("hidden", queue)
+        else:
+            control = Lanes(url)
+            control.pause(queue)
+            Process("publish", url=url, queue=queue, n=n, lanes=lanes).result()
+            control.resume(queue)
+        return drain_rate(lambda: backlog(server, scheme, queue), n)
+
+
+def _lanes(n: int) -> str:
+    return "1 lane" if n == 1 else f"{n} lanes"
+
+
+CHAIN = Benchmark(
+    "chain",
+    {_lanes(n): Figure("messages per second", at_least=2500) for n in (1, 16)},
+    each(_chain),
+)
