@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from kombu.exceptions import ChannelError
 from kombu.transport import virtual
-from kombu.transport.virtual.base import queue_declare_ok_t
+from kombu.transport.virtual.base import queue_declare_ok_t  # type: ignore[attr-defined]
 from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 
@@ -51,7 +51,7 @@ class PublishTag(str):
     __slots__ = ()
 
 
-class Message(virtual.Message):
+class LaneMessage(virtual.Message):
     """A message with its lease; None for one that fanout brought."""
 
     lease: Lease | None = None
@@ -66,9 +66,9 @@ class Channel(virtual.Channel):
     """
 
     QoS = QoS
-    Message = Message
+    Message = LaneMessage
     supports_fanout = True
-    from_transport_options = ("deadletter_queue",)
+    from_transport_options = ("deadletter_queue",)  # type: ignore[assignment]
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
@@ -333,14 +333,14 @@ class Channel(virtual.Channel):
         limit = self.qos.prefetch_count
         return bool(limit) and len(self.qos._delivered) > limit * 3 / 4
 
-    def accept(self, subscription: Subscription, claimed: Claimed) -> Message | None:
+    def accept(self, subscription: Subscription, claimed: Claimed) -> LaneMessage | None:
         """Hold a claimed message; None: it could not be read, and is a dead letter now."""
         message = self._message(subscription.queue, claimed)
         if message is not None:
             self.qos.append(message, message.delivery_tag)
         return message
 
-    def deliver(self, subscription: Subscription, message: Message) -> None:
+    def deliver(self, subscription: Subscription, message: LaneMessage) -> None:
         """Hand a message to its consumer, unless it was handed back meanwhile."""
         if message.delivery_tag not in self.qos._delivered:
             return
@@ -348,7 +348,7 @@ class Channel(virtual.Channel):
             self.qos.ack(message.delivery_tag)
         subscription.callback(message)
 
-    def _message(self, queue: str, claimed: Claimed) -> Message | None:
+    def _message(self, queue: str, claimed: Claimed) -> LaneMessage | None:
         try:
             payload = envelope.load(claimed.envelope, claimed.body)
         except EnvelopeError as exc:
@@ -360,7 +360,7 @@ class Channel(virtual.Channel):
         info["redelivered"] = claimed.fence.attempt > 1
         properties["fairlanes"] = {"attempt": claimed.fence.attempt, "queue": queue, "lane": claimed.lane}
         properties["delivery_tag"] = self._delivery_tag(queue, claimed.fence.tag)
-        message = self.Message(payload, channel=self)
+        message = LaneMessage(payload, channel=self)
         message.lease = Lease(queue, claimed.fence, claimed.lane, payload["headers"].get("id"))
         message.lease.owner = self._transport
         return message
@@ -369,7 +369,7 @@ class Channel(virtual.Channel):
         """A topic publish puts one tag into several queues; this channel may consume from them all."""
         return f"{tag}@{queue}" if tag in self.qos._delivered else tag
 
-    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> LaneMessage | None:
         """Get one message, or None."""
         while claimed := self._transport.store.claim(queue, 1, self._transport.metronome.lease_ms).claimed:
             message = self._message(queue, claimed[0])

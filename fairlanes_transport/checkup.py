@@ -17,6 +17,8 @@ from .replies import pairs, text
 RECORD = re.compile(rb"\d+ \d+ \d+ \d+ \S+ \d+ ([01]) \S+ (.+)", re.DOTALL)
 #: What time alone may put off: a lane in `waiting` is fetched by the next claim.
 _SLACK_MS = 1000
+#: A keeper that is later than this is dead, and so is whoever should have noticed: longer than any park.
+_KEEPER_MS = 60_000
 #: Totals of messages that came, and of those that left.
 _CAME, _LEFT = ("enqueued", "moved_in"), ("acked", "trimmed", "purged", "cancelled", "moved_out")
 
@@ -52,6 +54,8 @@ class Kind(str, Enum):
     """There is work, and nobody will be woken for it."""
     TOKEN_SUPERFLUOUS = "wake token superfluous"
     """A token without need, or more than one."""
+    KEEPER_GONE = "timekeeper gone"
+    """Who should have seen to what is due has not for a minute; any other consumer would after one park."""
     BOOKS = "books do not balance"
     """Messages enqueued are not those gone and those here: some were lost or made by somebody else."""
 
@@ -175,8 +179,11 @@ def need(pulse: list[Any]) -> bool:
 
 
 def judge_token(pulse: list[Any]) -> Iterator[tuple[Kind, str]]:
-    """What is wrong with the wake token, from the reply of ``pulse.lua``."""
+    """What is wrong with the wake token and the timekeeper, from the reply of ``pulse.lua``."""
     tokens, needed = pulse[12], need(pulse)
+    until = pairs(pulse[13]).get("keeper_until")
+    if until and (late := int(pulse[0]) - float(until)) > _KEEPER_MS:
+        yield Kind.KEEPER_GONE, f"what was due {late / 1000:.0f} s ago has not been seen to"
     if needed and not tokens:
         yield Kind.TOKEN_MISSING, f"{pulse[1]} lanes on the ring, {pulse[9]} messages delayed, no token"
     elif tokens > 1 or (tokens and not needed):

@@ -58,7 +58,8 @@ def throttle(seconds: float, request: Any = None) -> None:
         FairlanesError: no task is running here, or it came over another transport.
         redis.exceptions.RedisError, OSError: the broker cannot be reached.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
+    number: Any = seconds
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e9:
         raise ValueError(f"throttle for {seconds!r} s: it must be a number of seconds, 0 or more")
     told = delivery(request)
     if told is None:

@@ -70,8 +70,8 @@ class Transport(virtual.Transport):
 
     Channel = Channel
 
-    default_port = 6379
-    polling_interval = None
+    default_port = 6379  # type: ignore[assignment]
+    polling_interval = None  # type: ignore[assignment]
     #: gossip, mingle, event fanout and ``worker_disable_prefetch`` are for this type only
     driver_type = "redis"
     driver_name = "redis"
@@ -81,9 +81,10 @@ class Transport(virtual.Transport):
     implements = virtual.Transport.implements.extend(
         asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
     )
-    connection_errors = _ConnectionErrors()
+    connection_errors = _ConnectionErrors()  # type: ignore[assignment]
     channel_errors = virtual.Transport.channel_errors
 
+    client: Any
     options: Options
     link: Link
     store: Store
@@ -135,7 +136,7 @@ class Transport(virtual.Transport):
         finally:
             self.metronome.close()
 
-    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+    def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """Deliver one message, or what fanout has brought.
 
         Raises:

@@ -113,7 +113,7 @@ class Run:
         return timed_out
 
 
-class LanesStep(bootsteps.StartStopStep):
+class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Watches the pool of a worker whose broker is of this transport."""
 
     name = "Lanes"

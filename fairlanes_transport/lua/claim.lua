@@ -15,7 +15,7 @@
 --            then per message: tag, attempt, failures, lane, born (ms), envelope, body }
 -- ERRORS   none
 -- COST     O(max * log n); one lookup when the queue is empty
---@include clock record settings ring wake failure sweep
+--@include clock record settings ring wake failure sweep waits
 
 begin_writes()
 if redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 then
@@ -44,7 +44,7 @@ if redis.call('EXISTS', K.delayed, K.waiting, K.dead) > 0 then
   trim_dead(policy, now)
 end
 
-local claimed = { 0, -1 }
+local claimed, waits = { 0, -1 }, {}
 local taken = 0
 while taken < max and not q.paused do
   local head = redis.call('ZRANGE', K.ring, 0, 0, 'WITHSCORES')
@@ -63,8 +63,10 @@ while taken < max and not q.paused do
     if s.rate then spend_token(s, lane, now) end
     next_turn(q, s, lane, next_at, now)
     taken = taken + 1
-    for _, value in ipairs({ tag, r.attempt, r.failures, lane, string.format('%.0f', r.born),
-      redis.call('HGET', K.envelope, tag) or '', redis.call('HGET', K.body, tag) or '' }) do
+    local envelope = redis.call('HGET', K.envelope, tag) or ''
+    note_wait(waits, r, envelope, now)
+    for _, value in ipairs({ tag, r.attempt, r.failures, lane, string.format('%.0f', r.born), envelope,
+      redis.call('HGET', K.body, tag) or '' }) do
       claimed[#claimed + 1] = value
     end
   else
@@ -73,6 +75,7 @@ while taken < max and not q.paused do
 end
 if taken > 0 then redis.call('HSET', K.queue, 'vt', string.format('%.17g', q.vt)) end
 count('claimed', taken)
+for total, by in pairs(waits) do count(total, by) end
 local will_park = ARGV[6] == '1' or (ARGV[6] == '2' and taken < max)
 claimed[2] = keep_time(q, ARGV[5], will_park, now)
 claimed[1] = rearm(q)

@@ -10,8 +10,8 @@
 
 begin_writes()
 local now, q = now_ms(ARGV[1]), queue_state()
--- Time that runs out for a keeper who is long gone must not keep the role.
-if q.keeper and q.keeper_until + 3600000 < now then leave_role(q) end
+-- A keeper who is a minute late is gone: the role is open, and that is need.
+if q.keeper and q.keeper_until + 60000 < now then leave_role(q) end
 for i = 2, #ARGV do
   local lane = ARGV[i]
   for _, key in ipairs({ K.throttle, K.bucket, K.work }) do

@@ -9,9 +9,7 @@ import time
 import redis
 
 from tests.apps.settings import PORT, RECORD_DB, from_environment
-
-STARTS = "starts"
-"""List of start times, seconds since the epoch."""
+from tests.benchmarks import STARTS
 
 app = from_environment("bench")
 app.set_default()

@@ -2,51 +2,89 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from tests.benchmarks.report import Benchmark, Figure, each
-from tests.benchmarks.rig import ALONE, QUEUE, Commands, Process, Rig, backlog, drain_rate, wait_for, workers
-from tests.harness import Sender, Server
+from tests.benchmarks.rig import (
+    ALONE,
+    QUEUE,
+    Commands,
+    Rig,
+    backlog,
+    closing_quietly,
+    drain_rate,
+    held_back,
+    workers,
+)
+from tests.harness import Sender, Server, wait_for
 
 LANES = 50
 WORKERS = 6
 
 
-def _fill(broker: Server, scheme: str, n: int) -> None:
+def _fill(broker: Server, scheme: str, n: int, queue: str = QUEUE) -> None:
+    """Send tasks that do nothing."""
     with Sender(broker, scheme) as sender, sender.app.producer_or_acquire() as producer:
         for number in range(n):
             headers = {"tenant": f"t{number % LANES}"}
-            sender.app.send_task("bench.noop", (number,), headers=headers, producer=producer)
+            sender.app.send_task("bench.noop", (number,), headers=headers, producer=producer, queue=queue)
 
 
-def _pool(tasks: int, **options: Any) -> Callable[[Rig, str], dict[str, float]]:
+def _tasks(tasks: int, **options: Any) -> Callable[[Rig, str], dict[str, float]]:
     def measure(rig: Rig, scheme: str) -> dict[str, float]:
         n = rig.count(tasks)
         with rig.broker() as (broker, records):
             _fill(broker, scheme, n)
-            with workers([rig.worker(broker, records, scheme, *ALONE, "-l", "WARNING", **options)]):
-                pass
-            raise NotImplementedError(n, records)
+            worker = rig.worker(broker, records, scheme, *ALONE, "-l", "WARNING", **options)
+            with closing_quietly([worker]):
+                return {"tasks": drain_rate(lambda: backlog(broker, scheme), n)}
 
     return measure
 
 
-POOLS: tuple[Benchmark, ...] = ()
+def _pool(name: str, tasks: int, wanted: float, aim: float, **options: Any) -> Benchmark:
+    figure = Figure(f"per second (aim: {aim})", ratio_at_least=wanted)
+    return Benchmark(name, {"tasks": figure}, each(_tasks(tasks, **options)))
+
+
+POOLS = (
+    _pool("solo", 5000, 2.5, 3.0, pool="solo", concurrency=1),
+    _pool("threads", 5000, 2.5, 3.5, pool="threads", concurrency=8),
+    _pool("prefork", 5000, 1.4, 1.6, pool="prefork", concurrency=2),
+)
 
 
 def _messages(rig: Rig, scheme: str) -> dict[str, float]:
-    """Six solo workers empty a backlog."""
+    """Let six solo workers empty a backlog that appears at once."""
     n = rig.count(2000)
     with rig.broker() as (broker, records):
         started = [
             rig.worker(broker, records, scheme, *ALONE, "-n", f"w{number}@bench", pool="solo", concurrency=1)
             for number in range(WORKERS)
         ]
-        with workers(started), Commands(broker) as counted:
-            _fill(broker, scheme, n)
-            wait_for(lambda: backlog(broker, scheme) == 0, 60, "the end of the backlog")
-    return {"commands of clients": counted.sent / n}
+        with workers(started):
+            time.sleep(1.0)
+            with held_back(broker, scheme, QUEUE) as hidden:
+                _fill(broker, scheme, n, hidden)
+                counted = Commands(broker).start()
+            wait_for(lambda: backlog(broker, scheme) == 0, 120, "the end of the backlog")
+            counted.stop()
+    return {
+        "commands of clients": counted.sent / n,
+        "commands, with those in scripts": counted.all / n,
+        "round trips": counted.trips / n,
+        **counted.details(n),
+    }
 
 
-MESSAGES = Benchmark("busy", {"commands of clients": Figure("per message")}, each(_messages))
+MESSAGES = Benchmark(
+    "busy",
+    {
+        "commands of clients": Figure("per message, without its publish"),
+        "commands, with those in scripts": Figure("per message, without its publish"),
+        "round trips": Figure("per message, without its publish"),
+    },
+    each(_messages),
+)

@@ -26,12 +26,12 @@ def _run(rig: Rig, schemes: Sequence[str]) -> Values:
             ]
             groups[scheme] = broker, stack.enter_context(workers(started))
         time.sleep(SETTLE_SECONDS)
-        counted = {scheme: stack.enter_context(Commands(broker)) for scheme, (broker, _) in groups.items()}
+        counted = {scheme: Commands(broker).start() for scheme, (broker, _) in groups.items()}
         cpu = {scheme: _cpu([worker.pid for worker in group]) for scheme, (_, group) in groups.items()}
         time.sleep(seconds)
         result: dict[str, dict[str, float]] = {}
         for scheme, (_, group) in groups.items():
-            counted[scheme].__exit__(None, None, None)
+            counted[scheme].stop()
             result[scheme] = {
                 "commands of clients": counted[scheme].sent / seconds / WORKERS,
                 "commands, with those in scripts": counted[scheme].all / seconds / WORKERS,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fairlanes_transport._demo_figures import percentile
 from tests.apps.settings import RECORD_DB
-from tests.benchmarks.app import STARTS
+from tests.benchmarks import STARTS
 from tests.benchmarks.report import Benchmark, Figure, Values
 from tests.benchmarks.rig import Rig, workers
 from tests.harness import Sender

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -18,10 +19,11 @@ from typing import Any
 
 import redis
 
-from fairlanes_transport import keys
+from fairlanes_transport import keys, scripts
 from fairlanes_transport.guard import GuardedProcess
+from fairlanes_transport.lanes import Lanes
 from tests.apps.settings import PORT, environment
-from tests.harness import ROOT, Server, Worker, wait_for
+from tests.harness import ROOT, Server, Worker
 
 OURS, BASELINE = "fairlanes", "redis"
 SCHEMES = (OURS, BASELINE)
@@ -86,19 +88,26 @@ class Rig:
 
 
 @contextlib.contextmanager
+def closing_quietly(started: list[Worker]) -> Iterator[None]:
+    """Kill workers afterwards, without showing their logs if all went well."""
+    try:
+        yield
+    except BaseException:
+        for worker in started:
+            worker.close()
+        raise
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        for worker in started:
+            worker.close()
+
+
+@contextlib.contextmanager
 def workers(started: list[Worker]) -> Iterator[list[Worker]]:
     """Wait until all are ready; close them afterwards."""
-    with contextlib.ExitStack() as stack:
-        for worker in started:
-            stack.callback(_close_quietly, worker)
+    with closing_quietly(started):
         for worker in started:
             worker.wait_ready(60)
         yield started
-
-
-def _close_quietly(worker: Worker) -> None:
-    with contextlib.redirect_stdout(None):
-        worker.close()
 
 
 # ---------------------------------------------------------------- processes
@@ -179,6 +188,20 @@ def backlog(server: Server, scheme: str, queue: str = QUEUE) -> int:
     return int(client.hlen(keys.part(keys.base(queue), "message")))
 
 
+@contextlib.contextmanager
+def held_back(server: Server, scheme: str, queue: str) -> Iterator[str]:
+    """Publish in the block to the queue that is given; what was published is there all at once when it ends."""
+    if scheme == BASELINE:
+        hidden = f"{queue}-hidden"
+        yield hidden
+        server.client().rename(hidden, queue)  # wakes who waits for the new name
+    else:
+        lanes = Lanes(server.url(scheme))
+        lanes.pause(queue)
+        yield queue
+        lanes.resume(queue)
+
+
 def drain_rate(left: Callable[[], int], total: int, timeout: float = 120.0) -> float:
     """Messages per second between the first tenth of the backlog and the last."""
     began: tuple[float, int] | None = None
@@ -199,24 +222,34 @@ class Commands:
 
     Attributes:
         by_name: command -> how often a client sent it; a script counts once, what it calls does not.
+        scripts: the same of our scripts.
         all: commands that the server carried out, those inside scripts included.
-        trips: how often a client's request was read: a pipeline is one.
-        fail_dead: what went wrong in the thread that counts.
+        trips: how often the server found something to read from a client: a pipeline counts once.
     """
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._own = server.client().client_info()["addr"].encode()
         self.by_name: Counter[str] = Counter()
         self.scripts: Counter[str] = Counter()
         self.all = 0
         self.trips = 0
+        self._ours = 0
 
     @property
     def sent(self) -> int:
         """Commands that clients sent."""
         return self.by_name.total()
 
-    def __enter__(self) -> Commands:
+    def details(self, n: int) -> dict[str, float]:
+        """What was sent per message, by name."""
+        return {
+            **{f"of these {name}": count / n for name, count in sorted(self.by_name.items())},
+            **{f"of these {name}.lua": count / n for name, count in sorted(self.scripts.items())},
+        }
+
+    def start(self) -> Commands:
+        """Begin to count."""
         self._connection = redis.Redis(port=self._server.port).connection_pool.get_connection()
         self._connection.send_command("MONITOR")
         self._connection.read_response()
@@ -225,14 +258,22 @@ class Commands:
         self._before = self._stats()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        after = self._stats()
-        # Our own: the INFO that ends the count; the first one is in it, its reply was made before it was counted.
-        self.all = after[0] - self._before[0] - 1
-        self.trips = after[1] - self._before[1] - 1
+    def stop(self) -> None:
+        """End the count."""
         self._server.client().echo(_END)
-        self._thread.join(10)
+        self._thread.join(30)
+        after = self._stats()
         self._connection.disconnect()
+        # What the benchmark asked itself, by the client that the server keeps; of the two INFO the first is
+        # counted by MONITOR, and in the second's figures.
+        self.all = after[0] - self._before[0] - self._ours
+        self.trips = after[1] - self._before[1] - self._ours
+
+    def __enter__(self) -> Commands:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
 
     def _stats(self) -> tuple[int, int]:
         stats = self._server.client().info("stats")
@@ -242,27 +283,28 @@ class Commands:
         """Count the lines of MONITOR: ``time [db address] "COMMAND" "argument" ...``."""
         with contextlib.suppress(redis.RedisError, OSError, ValueError):
             while True:
-                line = self._connection.read_response()
-                _, _, rest = line.partition(b" [")
-                where, _, command = rest.partition(b"] ")
-                words = command.split(b'"', 4)
-                name = words[1].upper().decode()
-                if _END.encode() in command:
-                    return
-                if where.endswith(b" lua") or name in ("INFO", "ECHO"):
-                    continue
-                self.by_name[name] += 1
-                if name == "EVALSHA":
-                    self.scripts[script_name(words[3].decode())] += 1
+                _, _, line = self._connection.read_response().partition(b" [")
+                where, _, command = line.partition(b"] ")
+                if where.endswith(b" " + self._own):
+                    self._ours += 1
+                    if _END in command:
+                        return
+                elif not where.endswith(b" lua"):
+                    words = command.split(b'"', 4)
+                    self._count(words[1].upper().decode(), words)
+
+    def _count(self, name: str, words: list[bytes]) -> None:
+        self.by_name[name] += 1
+        if name == "EVALSHA":
+            self.scripts[script_name(words[3].decode())] += 1
 
 
-_END = "benchmark: the count ends"
+_END = b"benchmark: the count ends"
 
 
+@functools.cache
 def script_name(digest: str) -> str:
     """The script with this digest."""
-    from fairlanes_transport import scripts
-
     return next((name for name in scripts.names() if scripts.load(name).digest == digest), "other")
 
 
@@ -272,8 +314,3 @@ def connections(server: Server, among: Callable[[dict[str, Any]], bool] = lambda
     own = client.client_id()
     return sum(1 for other in client.client_list() if int(other["id"]) != own and among(other))
 
-
-__all__ = [
-    "ALONE", "APP", "BASELINE", "OURS", "QUEUE", "SCHEMES", "Commands", "Process", "Rig", "backlog", "connections",
-    "cpu_seconds", "drain_rate", "script_name", "wait_for", "workers",
-]  # fmt: skip

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import time
 
-from fairlanes_transport.lanes import Lanes
-from tests.benchmarks.app import STARTS
+from tests.apps.settings import RECORD_DB
+from tests.benchmarks import STARTS
 from tests.benchmarks.report import Benchmark, Figure, each
 from tests.benchmarks.rig import (
     ALONE,
-    BASELINE,
     OURS,
     Commands,
     Process,
     Rig,
     backlog,
     drain_rate,
-    wait_for,
+    held_back,
     workers,
 )
-from tests.apps.settings import RECORD_DB
-from tests.harness import Sender
+from tests.harness import Sender, wait_for
 
 WORKERS = 6
 SPACING_SECONDS = 0.1
@@ -63,8 +61,7 @@ def _herd(rig: Rig, scheme: str) -> dict[str, float]:
         "commands, with those in scripts": counted.all / n,
         "round trips": counted.trips / n,
         "blocking pops": parks / n,
-        **{f"of these {name}": count / n for name, count in sorted(counted.by_name.items())},
-        **{f"of these {name}.lua": count / n for name, count in sorted(counted.scripts.items())},
+        **counted.details(n),
     }
 
 
@@ -95,14 +92,8 @@ def _backlog(rig: Rig, scheme: str, lanes: int) -> float:
         ]
         for consumer in consumers:
             consumer.wait_ready()
-        if scheme == BASELINE:
-            Process("publish", url=url, queue="hidden", n=n, lanes=lanes).result()
-            server.client().rename("hidden", queue)
-        else:
-            control = Lanes(url)
-            control.pause(queue)
-            Process("publish", url=url, queue=queue, n=n, lanes=lanes).result()
-            control.resume(queue)
+        with held_back(server, scheme, queue) as hidden:
+            Process("publish", url=url, queue=hidden, n=n, lanes=lanes).result()
         return drain_rate(lambda: backlog(server, scheme, queue), n)
 
 

@@ -32,12 +32,14 @@ def test_a_task_ten_leases_long_starts_once(site: Callable[..., Site], pool: str
 @pytest.mark.parametrize("pool", POOLS)
 def test_what_waits_behind_a_long_task_starts_once(site: Callable[..., Site], pool: str) -> None:
     """Prefetched by a worker that is busy for five leases: an idle worker must not get a second copy."""
+    # In solo and green pools the consumer itself waits for the task, and fetches less.
     here = site(lease_seconds=LEASE)
     here.worker(pool=pool, concurrency=1, prefetch=11)
     here.send("late", 0, 5 * LEASE)
     for i in range(1, 11):
         here.send("late", i)
-    wait_for(lambda: here.sizes()[1] == 11 or pool == "solo", 10, "eleven leases")
+    if pool in ("prefork", "threads"):
+        wait_for(lambda: here.sizes()[1] == 11, 10, "eleven leases")
     here.worker(pool=pool, concurrency=1)
     wait_for(lambda: len(here.ends()) == 11, 10 * LEASE + 10, "all")
     assert here.starts() == {i: 1 for i in range(11)}

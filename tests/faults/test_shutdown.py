@@ -25,8 +25,10 @@ def _busy(here: Site, pool: str, seconds: float, **kwargs: Any) -> Worker:
     wait_done(here.server, 1, 20, "started")
     for i in range(1, WAITING + 1):
         here.send("late", i)
-    if pool != "solo":
+    if pool in ("prefork", "threads"):
         wait_for(lambda: here.sizes()[1] == WAITING + 1, 10, "all prefetched")
+    else:  # the consumer waits for a free greenlet
+        time.sleep(0.5)
     return worker
 
 

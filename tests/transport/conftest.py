@@ -1,11 +1,12 @@
 """Raw kombu on real servers.
 
-What kombu's own Redis transport can do as well is tested by its words only: ``FAIRLANES_TEST_SCHEME=redis`` runs
-those tests on it, as the baseline.
+What kombu's own Redis transport can do as well is tested by its words only: ``FAIRLANES_TEST_SCHEME=redis``
+runs those tests on it, as the baseline.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -64,12 +65,19 @@ def take(connection: Connection, n: int, timeout: float = 10.0) -> int:
     deadline = time.monotonic() + timeout
     taken = 0
     while taken < n and time.monotonic() < deadline:
-        try:
+        with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.2)
-        except TimeoutError:
-            continue
-        taken += 1
+            taken += 1
     return taken
+
+
+def until(connection: Connection, condition: Callable[[], Any], timeout: float = 10.0) -> bool:
+    """Drain until `condition` holds; for fanout, which may deliver several messages at a time."""
+    deadline = time.monotonic() + timeout
+    while not condition() and time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.1)
+    return bool(condition())
 
 
 def quiet(connection: Connection, seconds: float = 0.3) -> bool:
@@ -138,10 +146,8 @@ class Drainer:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                try:
+                with contextlib.suppress(TimeoutError):
                     self.connection.drain_events(timeout=0.5)
-                except TimeoutError:
-                    continue
         except BaseException as error:
             self.errors.append(error)
 
@@ -224,4 +230,5 @@ def monitor(server: Server) -> Iterator[Monitor]:
 
 def parked(server: Server) -> int:
     """How many consumers are parked in a blocking pop."""
-    return sum(client["cmd"] in ("blpop", "brpop") and "b" in client["flags"] for client in server.client().client_list())
+    clients = server.client().client_list()
+    return sum(client["cmd"] in ("blpop", "brpop") and "b" in client["flags"] for client in clients)

@@ -149,7 +149,7 @@ def test_delete_takes_the_messages_along(connection: Connection, server: Server)
     send(connection, "q", *range(5))
     queue.delete()
     assert channel.basic_get("q") is None
-    assert [key for key in server.client().keys("*{q}*")] == []
+    assert server.client().keys("*{q}*") == []
 
 
 def test_delete_if_empty(connection: Connection) -> None:

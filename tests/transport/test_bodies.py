@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import uuid
 from typing import Any
@@ -40,8 +39,7 @@ def test_a_large_body(connection: Connection) -> None:
 
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml", "msgpack"])
 def test_serializers(connection: Connection, serializer: str) -> None:
-    if importlib.util.find_spec({"json": "json", "pickle": "pickle", "yaml": "yaml"}.get(serializer, serializer)) is None:
-        pytest.skip(f"{serializer} is not installed")
+    pytest.importorskip(serializer)
     inbox = Inbox(connection.default_channel, "q", accept=[serializer])
     body = {"n": 1, "nested": [1, {"deep": None}], "text": "\u2603"}
     send(connection, "q", body, serializer=serializer)
@@ -96,7 +94,8 @@ def test_redelivered_is_told(connection: Connection) -> None:
 
 @ours
 @pytest.mark.parametrize(
-    "envelope", [b"no json", b"[]", b"{}", b'{"properties": {}}', b'{"properties": [], "headers": {}}', b"\xff\xfe"]
+    "envelope",
+    [b"no json", b"[]", b"{}", b'{"properties": {}}', b'{"properties": [], "headers": {}}', b"\xff\xfe"],
 )
 def test_an_unreadable_envelope_becomes_a_dead_letter(
     connection: Connection, server: Server, envelope: bytes
@@ -137,7 +136,7 @@ def test_tenants(connection: Connection, server: Server, value: Any) -> None:
 
 @pytest.mark.parametrize("value", ["", "x" * 257, 1.5, True, b"bytes", [], {}])
 @ours
-def test_a_bad_tenant_is_refused_and_nothing_is_stored(connection: Connection, server: Server, value: Any) -> None:
+def test_a_bad_tenant_stores_nothing(connection: Connection, server: Server, value: Any) -> None:
     with pytest.raises(ValueError, match="tenant"):
         send(connection, "q", 1, headers={"tenant": value})
     assert server.client().keys("*{q}*") == []

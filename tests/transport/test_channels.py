@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from datetime import datetime, timedelta, timezone
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -69,11 +69,13 @@ def test_acks_from_other_threads(connect: Callable[..., Connection], server: Ser
         acked = 0
         lock = threading.Lock()
 
+        def message(i: int) -> Any:
+            return wait_for(lambda: drainer.inbox.messages[i : i + 1], 20, f"message {i}")[0]
+
         def ack_from(start: int) -> None:
             nonlocal acked
             for i in range(start, n, 4):
-                wait_for(lambda: len(drainer.inbox.messages) > i, 20, f"message {i}")
-                drainer.inbox.messages[i].ack()
+                message(i).ack()
                 with lock:
                     acked += 1
 
@@ -311,7 +313,7 @@ def test_closing_one_channel_leaves_the_others(connection: Connection) -> None:
 
 
 @ours
-def test_closing_while_parked_leaves_nobody_parked(connect: Callable[..., Connection], server: Server) -> None:
+def test_closing_leaves_nobody_parked(connect: Callable[..., Connection], server: Server) -> None:
     connection = connect()
     drainer = Drainer(connection, "q")
     wait_for(lambda: parked(server) == 1, 5, "a parked consumer")
@@ -321,7 +323,7 @@ def test_closing_while_parked_leaves_nobody_parked(connect: Callable[..., Connec
 
 
 def test_an_ack_on_a_closed_channel(connection: Connection, server: Server) -> None:
-    """A task that outlives its channel: the message was handed back, so the ack is refused, without an error."""
+    """A task outlives its channel: the message was handed back, and the ack is refused without an error."""
     send(connection, "q", 1)
     channel = connection.channel()
     message = channel.basic_get("q")

@@ -129,6 +129,10 @@ CORRUPTIONS: dict[str, tuple[Callable[[Patient], object], set[Kind]]] = {
         lambda p: p.client.rpush(p.key("wake"), "1"),
         {Kind.TOKEN_SUPERFLUOUS},
     ),
+    "keeper gone": (
+        lambda p: p.client.hset(p.key("queue"), mapping={"keeper": "k", "keeper_until": 1}),
+        {Kind.KEEPER_GONE},
+    ),
     "orphan record": (
         lambda p: p.client.zrem(p.key("ready", "a"), p.tags["ready"]),
         {Kind.IN_NO_SET, Kind.LANE_MISPLACED},
