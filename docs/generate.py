@@ -3,8 +3,8 @@
     python docs/generate.py            write them
     python docs/generate.py --check    say which are stale; exit code 1 if one is
 
-A page is written by hand but for its blocks ``<!-- begin NAME -->`` … ``<!-- end NAME -->``, whose text comes from
-the functions below. ``tests/unit/test_docs.py`` fails when a block is stale.
+A page is written by hand but for its blocks ``<!-- begin NAME -->`` … ``<!-- end NAME -->``, whose text comes
+from the functions below. ``tests/unit/test_docs.py`` fails when a block is stale.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _sentence(text: str) -> str:
     return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", first).replace("``", "`")
 
 
-# ------------------------------------------------------------------------------------------------ settings
+# ---------------------------------------------------------------- settings
 
 
 def option_groups() -> dict[str, str]:
@@ -55,9 +55,7 @@ def option_groups() -> dict[str, str]:
 
 def without_use() -> set[str]:
     """Options that no module reads yet: the page must not promise what they say."""
-    source = "\n".join(
-        path.read_text("utf-8") for path in PACKAGE.rglob("*.py") if path.name != "options.py"
-    )
+    source = "\n".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py") if path.name != "options.py")
     return {
         row.name
         for row in options.Options.table()
@@ -84,12 +82,17 @@ def settings() -> str:
             for row in options.Options.table()
             if groups[row.name] == heading
         ]
-        made += [f"### {heading[0].upper()}{heading[1:]}", _table(("name", "type", "default", "unit", "meaning"), rows)]
+        made += [
+            f"### {heading[0].upper()}{heading[1:]}",
+            _table(("name", "type", "default", "unit", "meaning"), rows),
+        ]
     return "\n\n".join(made)
 
 
 def without_effect() -> str:
-    rows = [(_code(name), hint or "nothing to replace") for name, hint in sorted(options._WITHOUT_EFFECT.items())]
+    rows = [
+        (_code(name), hint or "nothing to replace") for name, hint in sorted(options._WITHOUT_EFFECT.items())
+    ]
     return _table(("option of kombu's Redis transport", "here"), rows)
 
 
@@ -100,7 +103,7 @@ _ARGUMENT_VALUES = {
     "x-lane-rate": "`'100/s'`, `'100/m'`, `'100/h'`",
     "x-lane-burst": "number above 0",
     "x-lane-max-size": "whole number above 0",
-    "x-fairness": "`'count'`",
+    "x-fairness": "`'count'`, `'time'`",
 }
 
 
@@ -120,7 +123,7 @@ def ignored_arguments() -> str:
     return ", ".join(map(_code, channel.IGNORED_ARGUMENTS)) + "."
 
 
-# ------------------------------------------------------------------------------------------------ errors
+# ---------------------------------------------------------------- errors
 
 #: What whoever meets the error can do.
 _ADVICE = {
@@ -129,11 +132,12 @@ _ADVICE = {
     "TenantError": "Correct the tenant: a string, an int or a UUID, 1 to 256 bytes as text.",
     "QueueAbsent": "Declare the queue, or start a worker that does.",
     "NotConfirmed": "The message is stored. Publish again only if running it twice is harmless.",
-    "ServerFull": "Give the server memory, or let workers drain it: [on call](../how-to/on-call.md#the-server-is-full).",
+    "ServerFull": "Give the server memory, or let workers drain it: "
+    "[on call](../how-to/on-call.md#the-server-is-full).",
     "ClusterRefused": "Connect to a server that is no cluster node.",
     "ScriptError": "`FLARG`: correct the call. `FLSTATE`, or a file and line: report it.",
-    "LaneFull": "Slow the tenant down, or raise its `max_size`. Nothing was stored, so publishing again is safe.",
-    "BrokerUnavailable": "Nothing, if it passes: kombu and Celery reconnect. Else read the server's own words in it.",
+    "LaneFull": "Slow the tenant down, or raise its `max_size`. Publishing again is safe.",
+    "BrokerUnavailable": "Nothing, if it passes: kombu and Celery reconnect. Else read the server's words in it.",
     "NoFreeConnection": "Raise `max_connections`, or use fewer threads that publish.",
 }
 
@@ -176,7 +180,7 @@ def unavailable_words() -> str:
     return ", ".join(_code(word) for word in sorted(errors._UNAVAILABLE_WORDS)) + "."
 
 
-# ------------------------------------------------------------------------------------------------ keys
+# ---------------------------------------------------------------- keys
 
 
 def key_rows() -> Iterator[tuple[str, str, str]]:
@@ -214,7 +218,7 @@ def lane_keys() -> str:
     return _key_table(keys.LANE_PARTS, "acme")
 
 
-# ------------------------------------------------------------------------------------------------ scripts
+# ---------------------------------------------------------------- scripts
 
 _TAG = re.compile(r"(KEYS|ARGV)\[(\d+)\]\s+(\S+)(?:\s+(.*))?$|(RETURNS|ERRORS|COST)\s+(.*)$")
 
@@ -259,7 +263,7 @@ def script_pages() -> str:
     return "\n\n".join(script_page(name) for name in scripts.names())
 
 
-# ------------------------------------------------------------------------------------------------ pages
+# ---------------------------------------------------------------- pages
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings,
@@ -282,7 +286,9 @@ def generated(page: str) -> str:
 
 def main() -> int:
     """Write or check the pages; returns the exit code."""
-    stale = [path for path in sorted(DOCS.rglob("*.md")) if generated(text := path.read_text("utf-8")) != text]
+    stale = [
+        path for path in sorted(DOCS.rglob("*.md")) if generated(text := path.read_text("utf-8")) != text
+    ]
     for path in stale:
         if "--check" not in sys.argv:
             path.write_text(generated(path.read_text("utf-8")), "utf-8")

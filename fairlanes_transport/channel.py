@@ -103,6 +103,8 @@ class Channel(virtual.Channel):
         message: dict[str, Any] = super().prepare_message(
             body, priority, content_type, content_encoding, headers, properties
         )
+        # A copy: the tenant is written into it, and the caller may use its own for other messages too.
+        message["headers"] = dict(message["headers"])
         tenancy.resolve(message["headers"], message["properties"], self.options)
         return message
 
@@ -423,7 +425,7 @@ class Channel(virtual.Channel):
                     transport.bindings.remove(*binding)
                     transport.state.queue_bindings_delete(binding[-1])
         except unreachable as exc:
-            logger.warning("cannot delete auto-delete queues now (%s); they end by themselves", exc)
+            logger.debug("cannot delete auto-delete queues now (%s); they end by themselves", exc)
 
 
 def _expires(queue: str, arguments: dict[str, Any]) -> int:

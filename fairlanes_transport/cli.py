@@ -31,6 +31,11 @@ COMMANDS = {
 }
 """Subcommand -> ``module:attribute`` of its click command."""
 
+if "celery.signals" in sys.modules:  # loaded by a `celery` command, which has not set its log up yet
+    from .logs import add_filter_at_setup
+
+    add_filter_at_setup()
+
 try:
     import click
 except ModuleNotFoundError:  # the transport itself does not need it

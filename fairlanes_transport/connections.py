@@ -15,6 +15,8 @@ Rules that the rest of the package relies on:
 from __future__ import annotations
 
 import os
+import select
+import socket
 import threading
 import weakref
 from collections import deque
@@ -31,7 +33,7 @@ from .connectors import Connection, Connector
 from .errors import BrokerUnavailable, NoFreeConnection, OptionError, translate
 from .options import Options
 
-__all__ = ["Address", "Connection", "Link"]
+__all__ = ["Address", "Connection", "Link", "readable"]
 
 #: Seconds after which an idle connection is looked at before it is used: the server or a firewall may have
 #: closed it.
@@ -374,6 +376,15 @@ def _raise_nested(reply: list[Any]) -> None:
             _raise_nested(item)
         elif isinstance(item, Exception):
             raise translate(item) from item
+
+
+def readable(sock: socket.socket, seconds: float) -> bool:
+    """Whether something can be read from a socket within so many seconds."""
+    if not hasattr(select, "poll"):
+        return bool(select.select([sock], [], [], seconds)[0])
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
 
 
 def _is_quiet(connection: Connection) -> bool:

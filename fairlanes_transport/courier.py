@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from redis.exceptions import ConnectionError as DriverConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from .connections import Connection, Link
+from .connections import Connection, Link, readable
 from .errors import translate
 from .store import Request
 
@@ -75,7 +76,7 @@ class Courier:
             raise
 
     def receive(self) -> None:
-        """Read the replies of the oldest packet.  Call it when the socket is readable.
+        """Read the replies that are there.  Call it when the socket is readable.
 
         Raises:
             redis.exceptions.RedisError, OSError: the connection is lost, or the server cannot serve now.
@@ -84,7 +85,22 @@ class Courier:
             # Nothing was asked, so nothing is to come: the server has closed the idle connection.
             self.close()
             return
-        assert self.connection is not None
+        self._receive_packet()
+        # What came together is in the parser's buffer: the loop would not hear of it again.
+        while self._sent and self.connection is not None and self.connection.can_read(0):
+            self._receive_packet()
+
+    def settle(self) -> None:
+        """Wait for every reply that is to come.
+
+        Raises:
+            as `receive`.
+        """
+        while self._sent:
+            self._receive_packet()
+
+    def _receive_packet(self) -> None:
+        """Read the replies of the oldest packet, waiting for those that are to come."""
         letters = self._sent[0]
         try:
             replies = [self._read(letter) for letter in letters]
@@ -95,26 +111,24 @@ class Courier:
         self._since = monotonic()
         failure: Exception | None = None
         for letter, reply in zip(letters, replies):
-            if isinstance(reply, Exception):
-                failure = reply
-                letter.lost()
-            else:
+            try:
+                if isinstance(reply, Exception):
+                    letter.lost()
+                    raise reply
                 letter.done(reply)
+            except Exception as exc:
+                # The others were carried out, and are told so all the same.
+                failure = failure or exc
         if failure is not None:
             raise failure
 
-    def settle(self) -> None:
-        """Wait for every reply that is to come.
-
-        Raises:
-            as `receive`.
-        """
-        while self._sent:
-            self.receive()
-
     def overdue(self) -> bool:
-        """Whether a reply is so late that the connection must be dead."""
-        return self.waiting and monotonic() - self._since > self.link.options.socket_timeout
+        """Whether a reply is so late that the connection must be dead; not if we are late to read it, because a
+        task ran on the loop.
+        """
+        if not self.waiting or monotonic() - self._since <= self.link.options.socket_timeout:
+            return False
+        return self.sock is None or not readable(self.sock, 0)
 
     def close(self) -> None:
         """Drop the connection; what waits for a reply is lost."""
@@ -136,7 +150,8 @@ class Courier:
 
     def _read(self, letter: Letter) -> Any:
         """What the request returns, or the error of its own reply."""
-        assert self.connection is not None
+        if self.connection is None:
+            raise DriverConnectionError("the loop's connection is closed")
         try:
             reply = self.connection.read_response()
         except NoScriptError:

@@ -103,11 +103,19 @@ class Fanout:
             self._send("PSUBSCRIBE", *self._subscribers)
 
     def receive(self) -> int:
-        """Read and deliver what has come; returns the number of messages.
+        """Read and deliver what has come; returns the number of messages.  A lost connection is made anew, once.
 
         Raises:
-            redis.exceptions.RedisError, OSError: the connection is lost.
+            redis.exceptions.RedisError, OSError: the server cannot be reached.
         """
+        try:
+            return self._receive()
+        except unreachable as exc:
+            logger.info("lost the fanout connection (%s); subscribing anew", exc)
+            self.connect()
+            return 0
+
+    def _receive(self) -> int:
         delivered = 0
         connection = self.connection
         while (

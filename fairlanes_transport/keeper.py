@@ -8,6 +8,7 @@ own, and sends nothing while nothing is held.  Children of a fork start without 
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
@@ -120,6 +121,7 @@ class Keeper:
         self.store = Store(Link(link.address, link.options), prefix, policy)
         self._held: dict[tuple[str, str], Lease] = {}
         self._later: deque[Callable[[Store], object]] = deque()
+        self._unsaid: deque[Callable[[], None]] = deque()
         self._renewal = 0.0
         self._failing = False
         self._running = False
@@ -173,15 +175,18 @@ class Keeper:
         self.drop(lease)
         self.later(lambda store: store.finish(lease.queue, [lease.fence], spent_ms={lease.fence: lease.spent_ms}))
 
-    def check(self, lease: Lease) -> bool:
+    def check(self, lease: Lease, store: Store) -> bool:
         """Whether `lease` is still ours.  It is asked of the server only if it may have run out: this process
         was stopped, or the broker was away.
+
+        Args:
+            store: of the caller; the keeper's own is for its thread.
 
         Raises:
             redis.exceptions.RedisError, OSError: the broker cannot be reached.
         """
         if not lease.lost and monotonic() > lease.renewed + self.lease_ms / 1000:
-            self._extend(lease.queue, [lease])
+            self._extend(store, lease.queue, [lease])
         return not lease.lost
 
     def renew(self) -> None:
@@ -196,7 +201,7 @@ class Keeper:
                 by_queue.setdefault(lease.queue, []).append(lease)
         for queue, leases in by_queue.items():
             for i in range(0, len(leases), CHUNK):
-                self._extend(queue, leases[i : i + CHUNK])
+                self._extend(self.store, queue, leases[i : i + CHUNK])
 
     def flush(self, seconds: float) -> None:
         """Wait until nothing waits for the broker any more, for at most so long."""
@@ -204,15 +209,19 @@ class Keeper:
         while self._later and monotonic() < give_up:
             time.sleep(FLUSH_STEP_SECONDS)
 
-    def _extend(self, queue: str, leases: list[Lease]) -> None:
+    def _extend(self, store: Store, queue: str, leases: list[Lease]) -> None:
         fences = [lease.fence for lease in leases]
         asked = monotonic()
-        for lease, fence, answer in zip(leases, fences, self.store.extend(queue, fences, self.lease_ms)):
+        for lease, fence, answer in zip(leases, fences, store.extend(queue, fences, self.lease_ms)):
             if answer is Answer.DONE:
                 lease.renewed = asked
-            # A fence that changed meanwhile belongs to a newer claim of ours; what was dropped is settled.
-            elif lease.fence == fence and self._held.get(lease.key) is lease and answer is Answer.STALE:
-                report_lost(lease)
+            elif lease.fence != fence or self._held.get(lease.key) is not lease:
+                pass  # a fence that changed meanwhile is of a newer claim of ours; what was dropped is settled
+            elif answer is Answer.STALE:
+                self._lost(lease)
+            else:
+                # Finished: by somebody else, or by an ack of ours that is on its way.
+                lease.lost = True
 
     def _ack(self, store: Store, lease: Lease) -> None:
         running = lease.started and not lease.ended
@@ -224,7 +233,25 @@ class Keeper:
         elif lease.ended:  # while the ack was on its way
             self.finish(lease)
         if answer is Answer.STALE:
-            report_lost(lease)
+            self._lost(lease)
+
+    def _lost(self, lease: Lease) -> None:
+        self._say(functools.partial(report_lost, lease))
+
+    def _say(self, line: Callable[[], None]) -> None:
+        """Log something: now, or where logging from this thread would block the others, with their next `speak`.
+
+        Under eventlet the locks of `logging` are made for one thread.
+        """
+        if "eventlet.patcher" in sys.modules:
+            self._unsaid.append(line)
+        else:
+            line()
+
+    def speak(self) -> None:
+        """Log what the keeper's thread has to say and cannot log itself."""
+        while self._unsaid:
+            self._unsaid.popleft()()
 
     def _start(self) -> None:
         """Have the thread look at what there is to do."""
@@ -241,15 +268,20 @@ class Keeper:
         while True:
             self._rest()
             try:
-                self._turn()
+                try:
+                    self._turn()
+                except unreachable:
+                    # It may have been the one connection; a new one says more.
+                    self._turn()
                 self._failing = False
             except unreachable as exc:
                 if not self._failing:
-                    logger.warning("cannot renew %d leases, will try until it works: %s", len(self._held), exc)
+                    text = "the lease keeper cannot reach the broker, and tries on; it renews %d leases: %s"
+                    self._say(functools.partial(logger.warning, text, len(self._held), exc))
                 self._failing = True
-            except Exception:
+            except Exception as exc:
                 # The thread must not die: with it every lease of this process would.
-                logger.exception("lease keeper")
+                self._say(functools.partial(logger.error, "lease keeper", exc_info=exc))
                 time.sleep(RETRY_SECONDS)
 
     def _rest(self) -> None:
@@ -276,9 +308,9 @@ class Keeper:
                 self._later[0](self.store)
             except unreachable:
                 raise
-            except Exception:
+            except Exception as exc:
                 # The server has refused it for good: it must not keep the others from being done.
-                logger.exception("lease keeper")
+                self._say(functools.partial(logger.error, "lease keeper", exc_info=exc))
             self._later.popleft()
 
 

@@ -1,8 +1,8 @@
 """The metronome: claims when there is work, parks when there is none, and never polls.
 
-One per transport.  `step` claims once and delivers; `tick` parks, or rings the doorbell so that the event loop
-calls back.  On an event loop all claims and deliveries happen in reader callbacks (of the parked socket, of the
-doorbell): what is delivered from a tick would have its ack wait out the loop's poll.
+One per transport.  Under plain `drain`, it claims and waits for the reply.  On an event loop it never waits: `tick`
+parks, or posts the acks of this turn and the next claim in one packet; messages are delivered by the reader callback
+of the courier's socket.  (What is delivered from a tick would have its ack wait out the loop's poll.)
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 #: A caller of `drain` that comes back within this many seconds is taken to loop: the pop stays parked for it.
 LOOPING_SECONDS = 0.1
-
-
 #: How long credit may grow before it is used, on a channel that is nearly full.
 SETTLE_SECONDS = 0.005
 
@@ -224,7 +222,7 @@ class Metronome:
         loop.on_tick.add(self.tick)
 
     def tick(self) -> None:
-        """Before each poll of the event loop: park, or have the doorbell call `step`."""
+        """Before each poll of the event loop: send what there is to send, and park if there is nothing to claim."""
         if self.closed:
             return
         self._turned()
@@ -273,6 +271,7 @@ class Metronome:
         self._doorbell.ring()
 
     def _turned(self) -> None:
+        self.keeper.speak()
         self.beat = monotonic()
         self._thread = threading.get_ident()
 
@@ -360,8 +359,7 @@ class Metronome:
 
     def _drain_once(self, deadline: float | None) -> bool:
         self._turned()
-        self.fanout.check()
-        if self.fanout.sock is not None and self.fanout.receive():
+        if self._drain_fanout():
             return True
         if self.buffer or self._prepare(park=deadline is None or deadline > self.beat):
             return self.step(1)
@@ -369,12 +367,24 @@ class Metronome:
         ready = self._poll(pause)
         if self._doorbell.reader in ready:
             self._doorbell.quiet()
-        if self.fanout.sock in ready and self.fanout.receive():
+        if self.fanout.sock in ready and self._drain_fanout():
             return True
         if self.park.parked and self.park.sock in ready:
             self._read_park()
         self._heat_due()
         return False
+
+    def _drain_fanout(self) -> bool:
+        """Deliver what fanout has brought.  Who consumes nothing else waits here for the broker to come back: it
+        has lost nothing that it could be told of.
+        """
+        try:
+            self.fanout.check()
+            return self.fanout.sock is not None and self.fanout.receive() > 0
+        except unreachable:
+            if self.subscriptions:
+                raise
+            return False
 
     def _pause(self, deadline: float | None) -> float:
         """Seconds to wait for something to happen; a second at most when nothing is parked, as credit may

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import select
 import socket
 from time import monotonic
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from . import keys
-from .connections import Connection, Link
+from .connections import Connection, Link, readable
 from .errors import translate
 from .store import Store
 
@@ -105,8 +104,8 @@ class Park:
             return None
 
     def overdue(self) -> bool:
-        """Whether the reply is so late that the connection must be dead."""
-        return self.parked and monotonic() > self._deadline
+        """Whether the reply is so late that the connection must be dead; not if we are late to read it."""
+        return self.parked and monotonic() > self._deadline and not self._readable(0)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -160,8 +159,4 @@ class Park:
         sock = self.sock
         if sock is None:
             raise ConnectionError("the parked connection is closed")
-        if not hasattr(select, "poll"):
-            return bool(select.select([sock], [], [], seconds)[0])
-        poller = select.poll()
-        poller.register(sock, select.POLLIN)
-        return bool(poller.poll(seconds * 1000))
+        return readable(sock, seconds)

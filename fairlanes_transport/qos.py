@@ -96,7 +96,7 @@ class QoS(virtual.QoS):
         Raises:
             redis.exceptions.RedisError, OSError: the broker cannot be reached, and the lease may have run out.
         """
-        return bool(self._transport.keeper.check(lease))
+        return bool(self._transport.keeper.check(lease, self._transport.store))
 
     def restore_unacked(self) -> None:
         """Hand back everything that has not started here."""

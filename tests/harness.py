@@ -344,7 +344,8 @@ class Sender:
 
     def close(self) -> None:
         """Close the app with its connections."""
-        self.app.pool.force_close_all()
+        # kombu shares pools by URL: a closed one would be the next sender's.
+        self.app.pool.force_close_all(close_pool=False)
         self.app.close()
 
     def __enter__(self) -> Sender:

@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from celery import Celery
 from django.conf import settings
-from django.core.handlers.asgi import ASGIHandler
-from django.core.handlers.wsgi import WSGIHandler
 from django.core.management import execute_from_command_line
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
@@ -33,7 +31,6 @@ def build_report() -> str | None:
     return current_tenant()
 
 
-# [middleware]
 def customer_of(request: HttpRequest) -> str | None:
     """The customer of a request: acme.example.com belongs to acme. None: nobody's, the default lane."""
     name, dot, _ = request.get_host().partition(".")
@@ -59,7 +56,6 @@ class TenantMiddleware:
     async def respond(self, request: HttpRequest) -> HttpResponse:
         with tenant(customer_of(request)):
             return await self.get_response(request)
-# [end]
 
 
 def order(request: HttpRequest) -> JsonResponse:
@@ -87,9 +83,6 @@ if not settings.configured:
         ROOT_URLCONF=__name__,
         SECRET_KEY="an example",
     )
-
-wsgi: Callable[..., object] = lambda *args: WSGIHandler()(*args)  # noqa: E731 - made when it is first asked
-asgi: Callable[..., object] = lambda *args: ASGIHandler()(*args)  # noqa: E731
 
 if __name__ == "__main__":
     execute_from_command_line(sys.argv)

@@ -25,7 +25,6 @@ def build_report() -> str | None:
     return current_tenant()
 
 
-# [dependency]
 async def customers_lane(x_customer: Annotated[str | None, Header()] = None) -> AsyncIterator[str | None]:
     """Send what the request starts into its customer's lane.
 
@@ -36,7 +35,6 @@ async def customers_lane(x_customer: Annotated[str | None, Header()] = None) -> 
 
 
 app = FastAPI(dependencies=[Depends(customers_lane)])
-# [end]
 
 
 @app.post("/reports")
@@ -51,7 +49,6 @@ async def order_async() -> dict[str, str | None]:
     return {"task": build_report.delay().id, "tenant": current_tenant()}
 
 
-# [background]
 @app.post("/background-reports")
 def order_later(background: BackgroundTasks, name: Annotated[str | None, Depends(customers_lane)]) -> None:
     """Order a report when the response is on its way: the dependency may have ended by then."""
@@ -62,7 +59,6 @@ def order_for(name: str | None) -> None:
     """Order a report for a customer."""
     with tenant(name):
         build_report.delay()
-# [end]
 
 
 @app.post("/fail")

@@ -24,7 +24,6 @@ def build_report() -> str | None:
     return current_tenant()
 
 
-# [hooks]
 @app.before_request
 def enter_lane() -> None:
     """Send what the request starts into its customer's lane."""
@@ -36,7 +35,6 @@ def leave_lane(error: BaseException | None) -> None:
     """Leave it, also after an error; a request that was refused early has not entered it."""
     if "lane" in g:
         reset_tenant(g.pop("lane"))
-# [end]
 
 
 @app.post("/reports")

@@ -86,12 +86,14 @@ def test_django_wsgi(django_app: ModuleType, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/reports", "/async-reports"])
 def test_django_asgi(django_app: ModuleType, path: str) -> None:
-    from django.test import AsyncClient
+    import httpx
+    from django.core.asgi import get_asgi_application
 
     async def main() -> None:
-        client = AsyncClient()
-        hosts = ("acme.example.com", "beta.example.com", "localhost")
-        await asyncio.gather(*(client.post(path, headers={"host": host}) for host in hosts))
+        transport = httpx.ASGITransport(get_asgi_application())
+        async with httpx.AsyncClient(transport=transport) as client:
+            hosts = ("acme.example.com", "beta.example.com", "localhost")
+            await asyncio.gather(*(client.post(f"http://{host}{path}") for host in hosts))
 
     asyncio.run(main())
     assert lanes_of(django_app.celery) == IN_ORDER
@@ -168,7 +170,7 @@ def test_flask_leaves_the_lane_after_an_error(flask_app: ModuleType) -> None:
 def test_what_the_manual_shows_is_in_the_examples() -> None:
     sources = "\n".join(path.read_text() for path in (DOCS / "examples").glob("*.py"))
     page = (DOCS / "how-to" / "tag-in-a-web-app.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 4
     for block in blocks:
         assert block in sources, f"not in any example:\n{block}"

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import redis
 from celery import Celery, Task, chain, chord, group, signature
 from celery.canvas import Signature
+from celery.utils.log import get_task_logger
 
 from fairlanes_transport import current_tenant
 from tests.apps.settings import BROKER, PORT, RECORD_DB, from_environment
@@ -68,7 +69,8 @@ def _marks(label: str, n: int) -> list[Signature[Any]]:
 def _linked(label: str) -> Signature[Any]:
     made = _mark(label)
     made.link(_mark(label))
-    made.link(signature("canvas.mark", kwargs={"label": label}, immutable=True))  # Celery drops a second equal one
+    # Celery drops a second link that is equal to the first.
+    made.link(signature("canvas.mark", kwargs={"label": label}, immutable=True))
     return made
 
 
@@ -211,11 +213,23 @@ def tasks(app: Celery) -> None:
 
     app.task(name="canvas.owned_root", tenant="owner")(root.run)
 
-    @app.task(bind=True, name="canvas.overdue", time_limit=1)
+    class Caring(app.Task):  # type: ignore[misc,name-defined]
+        """Sends a task when one has failed."""
+
+        def on_failure(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+            send(app, args[0])
+
+    @app.task(bind=True, name="canvas.overdue", time_limit=1, base=Caring)
     def overdue(self: Task[Any, Any], label: str) -> None:
         """Take longer than the hard time limit."""
         note(self, label)
         time.sleep(60)
+
+    @app.task(bind=True, name="canvas.log")
+    def log(self: Task[Any, Any], label: str) -> None:
+        """Write a line into the log."""
+        note(self, label)
+        get_task_logger(__name__).warning("%s", label)
 
     @app.task(bind=True, name="canvas.dying")
     def dying(self: Task[Any, Any], label: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from celery import Task
 from celery.exceptions import Reject
+from celery.worker.control import inspect_command
 
 from fairlanes_transport import tasks
 from tests.apps.basic import app, noting
@@ -71,3 +72,9 @@ def again(self: Task[Any, Any], i: int) -> None:
         if self.request.retries == 0:
             early.delay(1000 + i)
             raise self.retry(countdown=0)
+
+
+@inspect_command()
+def timer_entries(state: Any, **kwargs: Any) -> int:
+    """How many timers the worker's loop has, not counting those of the events it sends."""
+    return len(state.consumer.timer.queue)

@@ -20,6 +20,8 @@ class _Connection:
         self.client, self.server = client, server
         #: what is sent on it is lost from now on, also after the path has come back
         self.lost = False
+        #: it ends when the server answers
+        self.cutting = False
 
     def reset(self) -> None:
         """End both sides at once, as a RST does."""
@@ -149,16 +151,15 @@ class Proxy:
             return False
         if self.delay:
             time.sleep(self.delay)
-        cut = self._cut_at is not None and source is connection.client and self._cut_at in data
-        if cut:
-            self._cut_at = None
-        sink.sendall(data)
-        if cut:
-            # The reply says that the server has done it.
-            select.select([connection.server], [], [], 5)
+        if connection.cutting and source is connection.server:
+            # This is the reply: the server has done it.
             self._cuts += 1
             self._drop(connection)
             return False
+        if self._cut_at is not None and source is connection.client and self._cut_at in data:
+            self._cut_at = None
+            connection.cutting = True
+        sink.sendall(data)
         return True
 
     def _drop(self, connection: _Connection) -> None:

@@ -27,10 +27,13 @@ def test_the_work_of_a_killed_worker_comes_back_one_lease_later(site: Callable[.
     before = set(here.ends())
     here.worker(pool=pool, concurrency=2, prefetch=4)
     wait_for(lambda: len(here.ends()) == 12, 30, "all tasks")
-    assert all(count == 1 for count in here.ends().values())
+    # Twice at most what had ended when the kill came, and was not acked yet.
+    twice = {i for i, count in here.ends().items() if count > 1}
+    assert len(twice) <= 2 and twice <= before
     back = [each for each in recorded(here.server) if each["t"] > killed and each["redelivered"]]
     assert back and all(each["attempt"] > 1 for each in back)
-    late = [each["t"] - killed - LEASE for each in recorded(here.server, "started") if each["i"] not in before]
+    starts = recorded(here.server, "started")
+    late = [each["t"] - killed - LEASE for each in starts if each["i"] not in before]
     # One after another: the last has waited for the others.
     assert max(late) < 2 + 12 * 0.2
     assert here.sizes() == (0, 0, 0, 0)

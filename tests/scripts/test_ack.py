@@ -31,7 +31,8 @@ def test_nothing_of_a_lane_remains(bench: Bench) -> None:
     bench.ack(bench.fence())
     assert not [key for key in bench.client.keys() if b"gone tenant" in key]
     assert set(bench.state().flat()) == {
-        "finished/t", "queue/arrivals", "queue/vt", "totals/acked", "totals/claimed", "totals/enqueued"
+        "finished/t", "queue/arrivals", "queue/vt", "totals/acked", "totals/claimed", "totals/enqueued",
+        "totals/wait_le_50",
     }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ def test_the_whole_state(bench: Bench) -> None:
         "ready:a/t": None,
         "ring/a": None,
         "totals/claimed": 1,
+        "totals/wait_le_50": 1,
         "wake": None,
     }
 

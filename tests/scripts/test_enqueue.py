@@ -179,7 +179,8 @@ def test_a_lane_may_have_any_name(bench: Bench, lane: str) -> None:
     bench.check()
     assert bench.ack([claimed.fence, bench.fence()]) == (DONE, DONE)
     assert set(bench.check().flat()) <= {
-        "finished/t", "finished/u", "queue/arrivals", "queue/vt", "totals/enqueued", "totals/claimed", "totals/acked"
+        "finished/t", "finished/u", "queue/arrivals", "queue/vt", "totals/enqueued", "totals/claimed", "totals/acked",
+        "totals/wait_le_50", "totals/wait_ms",
     }  # fmt: skip
 
 

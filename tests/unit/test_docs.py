@@ -2,8 +2,8 @@
 
 How a page marks what is tried here, in a comment on the line before the block:
 
-* ``<!-- test: run -->``: a Python program, run on an empty server. ``localhost:6379`` stands for that server, and
-  ``CELERY_BROKER_URL`` is set to it;
+* ``<!-- test: run -->``: a Python program, run on an empty server. ``localhost:6379`` stands for that
+  server, and ``CELERY_BROKER_URL`` is set to it;
 * ``<!-- test: output -->``: what the program before it prints;
 * ``<!-- test: file NAME -->``, ``sh``, ``worker``, ``worker output``: the steps of the tutorial;
 * ``<!-- test: acl app -->`` and ``acl operator``: access rights, which must be enough.
@@ -42,7 +42,8 @@ PACKAGE = ROOT / "fairlanes_transport"
 EXAMPLE_HOST = "localhost:6379"
 
 _BLOCK = re.compile(
-    r"^(?:<!-- test: (?P<mark>[^>]*?) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    r"^(?:<!-- test: (?P<mark>[^>]*?) -->\n)?"
+    r"(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -94,7 +95,7 @@ def anchors(page: Path) -> set[str]:
 def links(page: Path) -> Iterator[tuple[str, str]]:
     """(File, anchor) of each relative link."""
     content = re.sub(r"^( *)```.*?^\1```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"(?<!`)\]\(([^)\s]+)\)", content):
+    for target in re.findall(r"\]\(([^)\s]+)\)", content):
         if not re.match(r"[a-z]+:", target):
             path, _, anchor = target.partition("#")
             yield path, anchor
@@ -114,7 +115,7 @@ def test_the_index_leads_to_every_page() -> None:
     assert {*DOCS.glob("*/*.md"), *DOCS.glob("*.md")} - {DOCS / "index.md"} <= linked
 
 
-# ------------------------------------------------------------------------------------------------ programs
+# ---------------------------------------------------------------- programs
 
 
 @pytest.mark.parametrize("block", [block for block in ALL if block.language == "python"], ids=str)
@@ -189,7 +190,7 @@ def test_the_tutorial_works(server: EmbeddedServer, tmp_path: Path) -> None:
     assert printed()[: len(lines)] == lines
 
 
-# ------------------------------------------------------------------------------------------------ in step
+# ---------------------------------------------------------------- in step
 
 
 def generator() -> ModuleType:
@@ -260,7 +261,7 @@ def test_the_lines_of_the_log_that_are_explained_exist() -> None:
             assert part.strip() in source, line
 
 
-# ------------------------------------------------------------------------------------------------ access rights
+# ---------------------------------------------------------------- access rights
 
 
 def rights(mark: str) -> list[str]:

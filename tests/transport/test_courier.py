@@ -1,0 +1,106 @@
+"""The event loop's own connection: requests go out without waiting, replies find their callbacks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as DriverConnectionError
+
+from fairlanes_transport.addresses import Address
+from fairlanes_transport.connections import Link
+from fairlanes_transport.courier import Courier
+from fairlanes_transport.store import Request, Store
+from tests.harness import Server, wait_for
+
+
+@pytest.fixture
+def link(server: Server) -> Iterator[Link]:
+    link = Link(Address.from_url(server.url()))
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def courier(link: Link) -> Iterator[Courier]:
+    courier = Courier(link)
+    yield courier
+    courier.close()
+
+
+def claim(link: Link) -> Request:
+    return Store(link).claim_request("q", 1, 60_000, consumer="c", will_park=False)
+
+
+def put(courier: Courier, request: Request) -> list[Any]:
+    """Put a request; what becomes of it is added to the list."""
+    fate: list[Any] = []
+    courier.put(request, fate.append, lambda: fate.append("lost"))
+    return fate
+
+
+#: What a claim of an empty queue is answered.
+NOTHING = b"*2\r\n:0\r\n:-1\r\n"
+
+
+def test_replies_of_two_packets_that_came_together_are_both_read(courier: Courier, link: Link) -> None:
+    """They sit in one read of the socket: the loop would not hear of the second again."""
+    first = put(courier, claim(link))
+    courier.post()
+    second = put(courier, claim(link))
+    courier.post()
+    wait_for(
+        lambda: courier.sock.recv(100, socket.MSG_PEEK | socket.MSG_DONTWAIT) == 2 * NOTHING,
+        5,
+        "both replies",
+    )
+    courier.receive()
+    assert not courier.waiting
+    assert [len(fate) for fate in (first, second)] == [1, 1]
+    assert "lost" not in first + second
+
+
+def test_a_callback_that_fails_keeps_no_other_from_its_reply(courier: Courier, link: Link) -> None:
+    def fail(_turn: object) -> None:
+        raise RuntimeError("planted")
+
+    courier.put(claim(link), fail, lambda: None)
+    other = put(courier, claim(link))
+    courier.post()
+    with pytest.raises(RuntimeError, match="planted"):
+        courier.settle()
+    assert len(other) == 1
+
+
+def test_a_server_that_forgot_its_scripts_is_told_again(courier: Courier, link: Link) -> None:
+    link.call("SCRIPT", "FLUSH")
+    fate = put(courier, claim(link))
+    courier.post()
+    courier.settle()
+    assert fate[0].claimed == ()
+
+
+def test_a_lost_connection_tells_every_letter(courier: Courier, link: Link, server: Server) -> None:
+    courier.post()
+    sent = put(courier, claim(link))
+    courier.post()
+    unsent = put(courier, claim(link))
+    courier.close()
+    assert sent == unsent == ["lost"]
+    assert not courier.waiting
+
+
+def test_a_killed_connection_is_an_error_and_loses_its_letters(
+    courier: Courier, link: Link, server: Server
+) -> None:
+    put(courier, claim(link))
+    courier.post()
+    courier.settle()
+    server.client().client_kill_filter(_type="normal", skipme=True)
+    fate = put(courier, claim(link))
+    with pytest.raises((DriverConnectionError, OSError)):
+        courier.post()
+        courier.settle()
+    assert fate == ["lost"]

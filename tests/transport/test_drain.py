@@ -1,0 +1,262 @@
+"""Draining: timeouts, threads, and kombu's own programs around it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.common import collect_replies, eventloop, send_reply, uuid
+from kombu.mixins import ConsumerMixin, ConsumerProducerMixin
+from kombu.pools import connections, producers
+
+from tests.harness import Server, wait_for
+from tests.invariants import check
+from tests.transport.conftest import Drainer, Inbox, ours, parked, send, take
+
+
+@pytest.mark.parametrize("timeout", [0, 0.001, 0.05, 0.3])
+def test_a_timeout_is_kept(connection: Connection, timeout: float) -> None:
+    Inbox(connection.default_channel, "q")
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=timeout)
+    assert timeout - 0.01 <= time.monotonic() - started < timeout + 5
+
+
+def test_timeout_zero_delivers_what_is_there(connection: Connection) -> None:
+    inbox = Inbox(connection.default_channel, "q")
+    send(connection, "q", 1, 2)
+    for _ in range(2):
+        connection.drain_events(timeout=0)
+    assert inbox.bodies == [1, 2]
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0)
+    send(connection, "q", 3)
+    connection.drain_events(timeout=0)
+    assert inbox.bodies == [1, 2, 3]
+
+
+def test_without_a_timeout_it_waits(connect: Callable[..., Connection]) -> None:
+    connection, sender = connect(), connect()
+    inbox = Inbox(connection.default_channel, "q")
+    timer = threading.Timer(0.5, send, (sender, "q", "at last"))
+    timer.start()
+    connection.drain_events()
+    timer.join()
+    assert inbox.bodies == ["at last"]
+
+
+@ours
+def test_one_delivery_per_call(connection: Connection) -> None:
+    inbox = Inbox(connection.default_channel, "q")
+    send(connection, "q", *range(5))
+    for n in range(1, 6):
+        connection.drain_events(timeout=1)
+        assert len(inbox) == n
+
+
+@ours
+def test_without_consumers_it_only_waits(connection: Connection) -> None:
+    """kombu's Redis transport waits for ever here, too, but asks the server all the time."""
+    connection.connect()
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.2)
+
+
+@ours
+def test_whoever_stops_draining_leaves_the_message_to_others(
+    connect: Callable[..., Connection], server: Server
+) -> None:
+    """After a drain that timed out nobody is parked who does not come back."""
+    lazy = connect()
+    Inbox(lazy.default_channel, "q")
+    with pytest.raises(TimeoutError):
+        lazy.drain_events(timeout=0.05)
+    wait_for(lambda: parked(server) == 0, 5, "nobody parked")
+    busy = connect()
+    inbox = Inbox(busy.default_channel, "q")
+    send(busy, "q", 1)
+    assert take(busy, 1) == 1
+    assert inbox.bodies == [1]
+
+
+def test_an_exception_in_a_callback_leaves_the_drain(connection: Connection) -> None:
+    send(connection, "q", "bad", "good")
+    seen = []
+
+    def note(body: Any, message: Any) -> None:
+        message.ack()
+        seen.append(body)
+        if body == "bad":
+            raise RuntimeError("a bug of the program")
+
+    with Consumer(connection.default_channel, [Queue("q")], callbacks=[note]):
+        with pytest.raises(RuntimeError):
+            take(connection, 1)
+        take(connection, 1)
+    assert seen == ["bad", "good"]
+
+
+def test_each_thread_with_its_own_connection(connect: Callable[..., Connection]) -> None:
+    n, threads = 400, 8
+    drainers = [Drainer(connect(), "q", prefetch=4) for _ in range(threads)]
+    senders = [connect() for _ in range(4)]
+    sending = [
+        threading.Thread(target=send, args=(sender, "q", *range(i * n // 4, (i + 1) * n // 4)))
+        for i, sender in enumerate(senders)
+    ]
+    for thread in sending:
+        thread.start()
+    for thread in sending:
+        thread.join(30)
+    wait_for(lambda: sum(len(drainer.inbox) for drainer in drainers) >= n, 30, "all messages")
+    for drainer in drainers:
+        drainer.stop()
+    assert sorted(body for drainer in drainers for body in drainer.inbox.bodies) == list(range(n))
+
+
+def test_pools(server: Server) -> None:
+    connection = Connection(server.url())
+    Queue("q", channel=connection.default_channel).declare()
+    for i in range(20):
+        with producers[connection].acquire(block=True) as producer:
+            producer.publish(i, routing_key="q")
+    with connections[connection].acquire(block=True) as pooled:
+        assert pooled.default_channel.queue_declare("q", passive=True).message_count == 20
+    from kombu.pools import reset
+
+    reset()
+    connection.close()
+
+
+def test_eventloop(connection: Connection) -> None:
+    inbox = Inbox(connection.default_channel, "q")
+    send(connection, "q", *range(3))
+    for _ in eventloop(connection, limit=3, timeout=1):
+        pass
+    assert inbox.bodies == [0, 1, 2]
+
+
+# ------------------------------------------------------------------- kombu's mixins
+
+
+class Worker(ConsumerMixin):
+    """The example of kombu's documentation."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.seen: list[Any] = []
+
+    def get_consumers(self, consumer: Any, channel: Any) -> list[Consumer]:
+        return [consumer(queues=[Queue("work")], callbacks=[self.on_task], prefetch_count=2)]
+
+    def on_task(self, body: Any, message: Any) -> None:
+        self.seen.append(body)
+        message.ack()
+
+
+def run(worker: ConsumerMixin) -> threading.Thread:
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    return thread
+
+
+def stop(worker: ConsumerMixin, thread: threading.Thread) -> None:
+    worker.should_stop = True
+    thread.join(15)
+    assert not thread.is_alive()
+
+
+def test_consumer_mixin(connect: Callable[..., Connection]) -> None:
+    worker = Worker(connect())
+    thread = run(worker)
+    sender = connect()
+    send(sender, "work", *range(20))
+    wait_for(lambda: len(worker.seen) == 20, 20, "all work")
+    stop(worker, thread)
+    assert worker.seen == list(range(20))
+
+
+@ours
+def test_consumer_mixin_reconnects(
+    fresh_server: Callable[..., Server], connect_to: Callable[..., Connection]
+) -> None:
+    server = fresh_server("--appendonly", "yes")
+    worker = Worker(connect_to(server.url()))
+    thread = run(worker)
+    send(connect_to(server.url()), "work", "before")
+    wait_for(lambda: worker.seen == ["before"], 20, "the first message")
+    server.restart()
+    connect_to(server.url()).ensure_connection(max_retries=5)
+    send(connect_to(server.url()), "work", "after")
+    wait_for(lambda: worker.seen == ["before", "after"], 20, "the second message")
+    stop(worker, thread)
+
+
+class Calculator(ConsumerProducerMixin):
+    """The RPC server of kombu's examples."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def get_consumers(self, consumer: Any, channel: Any) -> list[Consumer]:
+        return [consumer(queues=[Queue("rpc")], on_message=self.on_request, accept={"json"}, prefetch_count=1)]
+
+    def on_request(self, message: Any) -> None:
+        self.producer.publish(
+            {"result": message.payload["n"] ** 2},
+            exchange="",
+            routing_key=message.properties["reply_to"],
+            correlation_id=message.properties["correlation_id"],
+            serializer="json",
+            retry=True,
+        )
+        message.ack()
+
+
+def test_rpc(connect: Callable[..., Connection]) -> None:
+    server = Calculator(connect())
+    thread = run(server)
+    client = connect()
+    callback_queue = Queue(uuid(), exclusive=True, auto_delete=True)
+    answers: dict[str, int] = {}
+
+    def on_answer(message: Any) -> None:
+        answers[message.properties["correlation_id"]] = message.payload["result"]
+
+    ids = [uuid() for _ in range(10)]
+    with Consumer(client, on_message=on_answer, queues=[callback_queue], no_ack=True):
+        with Producer(client) as producer:
+            for n, correlation_id in enumerate(ids):
+                producer.publish(
+                    {"n": n}, exchange="", routing_key="rpc", declare=[callback_queue],
+                    reply_to=callback_queue.name, correlation_id=correlation_id,
+                )  # fmt: skip
+        take(client, 10)
+    stop(server, thread)
+    assert [answers[correlation_id] for correlation_id in ids] == [n * n for n in range(10)]
+
+
+def test_send_reply_and_collect_replies(connect: Callable[..., Connection]) -> None:
+    client, server = connect(), connect()
+    exchange = Exchange("answers", "direct")
+    reply_queue = Queue(uuid(), exchange, routing_key=uuid(), expires=10, auto_delete=True)
+    reply_queue(client.default_channel).declare()
+    Queue("ask", channel=client.default_channel).declare()
+    Producer(client).publish({"q": 1}, routing_key="ask", reply_to=reply_queue.routing_key, correlation_id="c")
+    request = server.default_channel.basic_get("ask", no_ack=True)
+    send_reply(exchange, request, {"a": 2}, Producer(server))
+    replies = list(collect_replies(client, client.default_channel, reply_queue, limit=1, timeout=5))
+    assert replies == [{"a": 2}]
+
+
+@ours
+def test_nothing_is_left_of_a_conversation(connect: Callable[..., Connection], server: Server) -> None:
+    test_send_reply_and_collect_replies(connect)
+    left = {key.decode() for key in server.client().keys("*")}
+    assert {key for key in left if not key.startswith("fairlanes:1:{ask}")} <= {"fairlanes:1:queues"}
+    assert check(server.client(), "ask").message == {}
