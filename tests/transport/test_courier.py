@@ -19,6 +19,7 @@ from tests.harness import Server, wait_for
 @pytest.fixture
 def link(server: Server) -> Iterator[Link]:
     link = Link(Address.from_url(server.url()))
+    claim(link).run(link)  # the server knows the script now
     yield link
     link.close()
 
