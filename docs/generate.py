@@ -137,7 +137,7 @@ _ADVICE = {
     "ClusterRefused": "Connect to a server that is no cluster node.",
     "ScriptError": "`FLARG`: correct the call. `FLSTATE`, or a file and line: report it.",
     "LaneFull": "Slow the tenant down, or raise its `max_size`. Publishing again is safe.",
-    "BrokerUnavailable": "Nothing, if it passes: kombu and Celery reconnect. Else read the server's words in it.",
+    "BrokerUnavailable": "Nothing, if it passes: Celery reconnects. Else read the server's words in it.",
     "NoFreeConnection": "Raise `max_connections`, or use fewer threads that publish.",
 }
 

@@ -146,10 +146,10 @@ class Channel(virtual.Channel):
             "cost": _cost(headers),
         }
         try:
-            self._transport.store.enqueue(queue, must_exist=bool(bound_to), **arguments)
+            self._transport.publisher.enqueue(queue, must_exist=bool(bound_to), **arguments)
         except QueueAbsent:
             if self._transport.is_durable(queue):
-                self._transport.store.enqueue(queue, **arguments)
+                self._transport.publisher.enqueue(queue, **arguments)
             else:
                 self._forget_bindings(queue, bound_to)
 

@@ -108,27 +108,27 @@ class Fanout:
         Raises:
             redis.exceptions.RedisError, OSError: the server cannot be reached.
         """
-        try:
-            return self._receive()
-        except unreachable as exc:
-            logger.info("lost the fanout connection (%s); subscribing anew", exc)
-            self.connect()
-            return 0
-
-    def _receive(self) -> int:
         delivered = 0
-        connection = self.connection
-        while (
-            delivered < RECEIVE_BATCH
-            and connection is not None
-            and connection is self.connection
-            and connection.can_read(0)
-        ):
-            reply: Any = connection.read_response()
-            self._heard, self._pinged = monotonic(), None
+        while delivered < RECEIVE_BATCH:
+            reply = self._read()
+            if reply is None:
+                break
             if reply[0] == b"pmessage":
                 delivered += self._deliver(reply[1].decode(), reply[2], reply[3])
         return delivered
+
+    def _read(self) -> Any:
+        """What has come next, or None."""
+        try:
+            if self.connection is None or not self.connection.can_read(0):
+                return None
+            reply = self.connection.read_response()
+        except unreachable as exc:
+            logger.info("lost the fanout connection (%s); subscribing anew", exc)
+            self.connect()
+            return None
+        self._heard, self._pinged = monotonic(), None
+        return reply
 
     def check(self) -> None:
         """Called on each turn of a loop: a half-open connection accepts a PING, but does not answer it.

@@ -29,11 +29,7 @@ def checked_settings(given: dict[str, Any]) -> dict[str, Any]:
     Raises:
         OptionError: one is unknown, or out of range.
     """
-    values = {name: _checked(name, value) for name, value in given.items()}
-    if "rate" in values and "burst" not in values and values["rate"] not in (None, "none"):
-        rate = parse_rate(given["rate"])
-        values["burst"] = f"{max(1.0, rate.count * 1000 / rate.per_ms):.17g}"
-    return values
+    return {name: _checked(name, value) for name, value in given.items()}
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -171,8 +171,8 @@ class Lanes:
 
         Args:
             settings: ``weight`` (0.001 to 1000); ``limit``, most tasks in flight; ``rate``, such as
-                ``"100/m"``; ``burst``, starts that a rested lane may make at once (when only a rate is given:
-                one second of it, at least 1); ``max_size``, most ready messages; ``paused``.  ``"none"`` as
+                ``"100/m"``; ``burst``, starts that a rested lane may make at once (1 unless it is
+                set); ``max_size``, most ready messages; ``paused``.  ``"none"`` as
                 limit, rate or max_size: no such bound here, whatever the queue's default.
 
         Raises:
@@ -185,17 +185,13 @@ class Lanes:
         return self.lane(queue, lane)
 
     def unset(self, queue: str, tenant: Any, *names: str) -> LaneStats:
-        """Let the queue's defaults be in force again, for the settings named or for all; returns the lane.
-
-        Without its rate a lane has no burst of its own either.
-        """
+        """Let the queue's defaults be in force again, for the settings named or for all; returns the lane."""
         for name in names:
             if name not in SETTINGS:
                 raise unknown_setting(name)
         lane = tenant_name(tenant)
         self._known(queue)
-        gone = {*(names or SETTINGS), *(("burst",) if "rate" in names else ())}
-        self.store.configure(queue, lane, **dict.fromkeys(gone))
+        self.store.configure(queue, lane, **dict.fromkeys(names or SETTINGS))
         return self.lane(queue, lane)
 
     def throttle(self, queue: str, tenant: Any, seconds: float, *, shorten: bool = False) -> float:

@@ -145,7 +145,7 @@ class Metronome:
         #: a claim is on its way
         self._claiming = False
         self._loop: Any = None
-        self._readers: dict[int, Callable[[], None]] = {}
+        self._readers: dict[int, tuple[Any, Callable[[], None]]] = {}
         self._timer: Any = None
         self._timer_at = 0.0
         self._drained_at = 0.0
@@ -306,10 +306,12 @@ class Metronome:
             (self.fanout.sock, self._on_fanout),
             (self.courier.sock, self._on_courier),
         )
-        wanted = {sock.fileno(): callback for sock, callback in sockets if sock is not None}
-        for fd in self._readers.keys() - wanted.keys():
-            self._remove_reader(fd)
-        for fd, callback in wanted.items():
+        wanted = {sock.fileno(): (sock, callback) for sock, callback in sockets if sock is not None}
+        for fd, (sock, _) in list(self._readers.items()):
+            # A closed socket takes its number out of the poller; a new one may have got the same number.
+            if fd not in wanted or wanted[fd][0] is not sock:
+                self._remove_reader(fd)
+        for fd, (_, callback) in wanted.items():
             known = self._loop.readers.get(fd)
             if known is None or known[0] != callback:
                 self._loop.add_reader(fd, callback)
@@ -318,7 +320,7 @@ class Metronome:
     def _remove_reader(self, fd: int) -> None:
         known = self._loop.readers.get(fd)
         # The number may belong to somebody else's socket by now.
-        if known is not None and known[0] == self._readers[fd]:
+        if known is not None and known[0] == self._readers[fd][1]:
             self._loop.remove_reader(fd)
 
     def _watch_due(self) -> None:

@@ -233,7 +233,7 @@ class Options:
     lane_burst: int | None = _option(
         None,
         _number(1, whole=True, optional=True),
-        "Starts that a rested lane may make at once under `lane_rate`; None: one second of it, at least 1.",
+        "Starts that a rested lane may make at once under `lane_rate`; None: 1, so that starts are spread evenly.",
         unit="tasks",
     )
     lane_max_size: int | None = _option(

@@ -25,6 +25,7 @@ from .acks import Acks
 from .addresses import Address
 from .channel import Channel, stored_rate
 from .connections import Link
+from .durable import Confirming
 from .errors import BrokerUnavailable
 from .fanout import Bindings, Fanout
 from .keeper import Keeper, Lease
@@ -88,6 +89,7 @@ class Transport(virtual.Transport):
     options: Options
     link: Link
     store: Store
+    publisher: Store
     keeper: Keeper
     fanout: Fanout
     bindings: Bindings
@@ -117,7 +119,10 @@ class Transport(virtual.Transport):
         self.link = Link.shared(address, options)
         _check_server(self.link, options.global_keyprefix)
         self.lane_defaults = _lane_defaults(options)
-        self.store = Store(self.link, options.global_keyprefix, _policy(options))
+        self.store = self.publisher = Store(self.link, options.global_keyprefix, _policy(options))
+        if options.durable_publish:
+            confirming = Confirming(self.link, options.durable_replicas, options.durable_timeout)
+            self.publisher = Store(confirming, options.global_keyprefix)
         self.keeper = Keeper.shared(
             self.link, options.global_keyprefix, options.lease_seconds, self.store.policy
         )

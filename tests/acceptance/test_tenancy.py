@@ -47,6 +47,11 @@ class Stage(NamedTuple):
     worker: Worker
     app: Celery
 
+    def current(self) -> Stage:
+        """Make the app the one that signatures are of."""
+        self.app.set_current()
+        return self
+
     def notes(self, label: str) -> list[dict[str, Any]]:
         """Return what the tasks with a label have noted."""
         noted = map(json.loads, self.server.client(RECORD_DB).lrange("done", 0, -1))
@@ -75,20 +80,24 @@ def on_stage(pool: str, *flags: str, **options: Any) -> Iterator[Stage]:
         transport_options = {"tenant_of": f"{__name__}:customer_of"}
         sender = Sender(server, broker_transport_options=transport_options, **conf)
         with worker, sender:
-            sender.app.set_current()
             canvas.tasks(sender.app)
             yield Stage(server, worker, sender.app)
             gc.collect()  # results unsubscribe when they are collected; here they still can
 
 
 @pytest.fixture(scope="module", params=POOLS)
-def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """A worker of each pool, for all cases: they do not meet, each has a tenant of its own."""
+def _stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     with on_stage(request.param, concurrency=1 if request.param == "solo" else 4) as made:
         yield made
 
 
-# ------------------------------------------------------------------------------------------ the ways of tagging
+@pytest.fixture
+def stage(_stage: Stage) -> Stage:
+    """A worker of each pool, for all cases: they do not meet, each has a tenant of its own."""
+    return _stage.current()
+
+
+# -------------------------------------------------------------------------------- the ways of tagging
 
 
 def by_header(form: str, label: str) -> None:
@@ -187,9 +196,7 @@ SPEAKING = {
         lambda app, label: _of_a_chord(signature("canvas.overdue", (label,)), label=label), 3
     ),
     "chord with a revoked part": Speaking(
-        lambda app, label: _of_a_chord(
-            signature("canvas.mark", (label,), task_id=_revoked(app)), label=label
-        ),
+        lambda app, label: _of_a_chord(signature("canvas.mark", (label,), task_id=_revoked(app)), label=label),
         1,
     ),
     "chord with an expired part": Speaking(
@@ -199,10 +206,15 @@ SPEAKING = {
 
 
 @pytest.fixture(scope="module")
-def prefork() -> Iterator[Stage]:
-    """A prefork worker for what does not concern the other pools."""
+def _prefork() -> Iterator[Stage]:
     with on_stage("prefork", "-E") as made:
         yield made
+
+
+@pytest.fixture
+def prefork(_prefork: Stage) -> Stage:
+    """A prefork worker for what does not concern the other pools."""
+    return _prefork.current()
 
 
 @pytest.mark.parametrize("case", SPEAKING)
@@ -221,12 +233,17 @@ def test_a_chord_that_is_unlocked_by_a_task(unlocking: Stage, form: str, way: st
 
 
 @pytest.fixture(scope="module")
-def unlocking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A worker whose result backend cannot count: ``celery.chord_unlock`` polls, and sends the body."""
+def _unlocking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     results = tmp_path_factory.mktemp("results")
     conf = {"result_backend": f"file://{results}", "result_chord_retry_interval": 0.1}
     with on_stage("prefork", conf=conf) as made:
         yield made
+
+
+@pytest.fixture
+def unlocking(_unlocking: Stage) -> Stage:
+    """A worker whose result backend cannot count: ``celery.chord_unlock`` polls, and sends the body."""
+    return _unlocking.current()
 
 
 # ---------------------------------------------------------------------------------------- leaving the lane
@@ -291,7 +308,8 @@ def test_a_producer_that_is_not_python(prefork: Stage) -> None:
 
 def test_celery_call_knows_the_default_of_a_task(prefork: Stage) -> None:
     def call(task: str, *args: str) -> None:
-        command = [sys.executable, "-m", "celery", "-A", "tests.apps.canvas", "call", task, "-a", json.dumps(args)]
+        program = [sys.executable, "-m", "celery", "-A", "tests.apps.canvas"]
+        command = [*program, "call", task, "-a", json.dumps(args)]
         url = prefork.server.url("fairlanes")
         env = {**environment(url, prefork.server.port, {}), "PYTHONPATH": str(ROOT)}
         subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=60, stdout=subprocess.DEVNULL)
@@ -305,9 +323,10 @@ def test_celery_call_knows_the_default_of_a_task(prefork: Stage) -> None:
 
 
 def test_beat(tmp_path: Path) -> None:
+    mark = {"task": "canvas.mark", "schedule": 0.5}
     entries = {
-        "tagged": {"task": "canvas.mark", "schedule": 0.5, "args": ["b"], "options": {"headers": {"tenant": "b"}}},
-        "untagged": {"task": "canvas.mark", "schedule": 0.5, "args": ["u"]},
+        "tagged": {**mark, "args": ["b"], "options": {"headers": {"tenant": "b"}}},
+        "untagged": {**mark, "args": ["u"]},
     }
     flags = ("-B", "-s", str(tmp_path / "schedule"))
     with on_stage("prefork", *flags, conf={"beat_schedule": entries}) as stage:
@@ -373,7 +392,8 @@ def test_log_lines_name_the_tenant(pool: str) -> None:
         "worker_log_format": "[%(tenant)s] %(message)s",
         "worker_task_log_format": "[%(tenant)s] %(task_name)s: %(message)s",
     }
-    with on_stage(pool, conf=conf) as stage:
+    with on_stage(pool, conf=conf) as made:
+        stage = made.current()
         signature("canvas.log", ("acme's",)).apply_async(headers={"tenant": "acme"})
         signature("canvas.log", ("nobody's",)).apply_async()
         stage.expect("acme's", "acme", 1)

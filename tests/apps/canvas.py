@@ -1,7 +1,7 @@
 """Every form in which Celery sends a task, built from tasks that note whose they are.
 
-Plain Celery: nothing here names a tenant, but `current_tenant`, which is asked for it. :data:`FORMS` are used by
-the test, which sends them, and by the task ``canvas.root``, which sends them from a worker.
+Plain Celery: nothing here names a tenant, but `current_tenant`, which is asked for it. :data:`FORMS` are used
+by the test, which sends them, and by the task ``canvas.root``, which sends them from a worker.
 """
 
 from __future__ import annotations
@@ -107,13 +107,11 @@ class Form(NamedTuple):
     Attributes:
         build: makes the signature from a label.
         notes: how many notes with this label it leaves.
-        results: it needs a result backend.
         stamps: Celery carries stamps through it.
     """
 
     build: Callable[[str], Signature[Any]]
     notes: int
-    results: bool = False
     stamps: bool = True
 
 
@@ -124,19 +122,16 @@ FORMS = {
     "retry": Form(_one("canvas.again"), 3),
     "autoretry": Form(_one("canvas.flaky"), 3),
     "replace": Form(_one("canvas.replaced"), 2),
-    "replace by a group": Form(_one("canvas.replaced", "group"), 3, results=True),
+    "replace by a group": Form(_one("canvas.replaced", "group"), 3),
     "link": Form(_linked, 3),
     "link_error": Form(_failing("canvas.fail"), 2),
     "chain": Form(lambda label: chain(*_marks(label, 3)), 3),
     "group": Form(lambda label: group(*_marks(label, 3)), 3),
-    "chord": Form(lambda label: chord(_marks(label, 2), _mark(label)), 3, results=True),
-    "chord of a group": Form(lambda label: chord(_marks(label, 2), group(*_marks(label, 2))), 4, results=True),
-    "chord in a chain": Form(
-        lambda label: chain(_mark(label), group(*_marks(label, 2)), _mark(label)), 4, results=True
-    ),
-    "add_to_chord": Form(lambda label: chord([signature("canvas.adding", (label,), immutable=True)], _mark(label)),
-                         3, results=True),
-    "nested": Form(_nested, 7, results=True),
+    "chord": Form(lambda label: chord(_marks(label, 2), _mark(label)), 3),
+    "chord of a group": Form(lambda label: chord(_marks(label, 2), group(*_marks(label, 2))), 4),
+    "chord in a chain": Form(lambda label: chain(_mark(label), group(*_marks(label, 2)), _mark(label)), 4),
+    "add_to_chord": Form(lambda label: chord([_one("canvas.adding")(label)], _mark(label)), 3),
+    "nested": Form(_nested, 7),
     "map": Form(lambda label: _mapped(label, "map"), 2),
     "starmap": Form(lambda label: _mapped(label, "starmap"), 2),
     # chunks makes its group when it is applied, from what was given to it, without its options.
@@ -144,15 +139,17 @@ FORMS = {
 }  # fmt: skip
 
 
-def tasks(app: Celery) -> None:
+def tasks(app: Celery) -> None:  # noqa: C901 - a list
     """Define the tasks on an app."""
+    # Else Celery gives them to every app of the process, and warns.
+    task = functools.partial(app.task, shared=False)
 
-    @app.task(bind=True, name="canvas.mark")
+    @task(bind=True, name="canvas.mark")
     def mark(self: Task[Any, Any], label: str) -> None:
         """Note whose it is."""
         note(self, label)
 
-    @app.task(bind=True, name="canvas.spawn")
+    @task(bind=True, name="canvas.spawn")
     def spawn(self: Task[Any, Any], label: str) -> None:
         """Send a task in each plain way, and call one as a function that sends another."""
         note(self, label)
@@ -160,58 +157,56 @@ def tasks(app: Celery) -> None:
         mark.apply_async((label,), countdown=0.1)
         inner(label)
 
-    @app.task(name="canvas.inner")
+    @task(name="canvas.inner")
     def inner(label: str) -> None:
         """Send a task by name."""
         send(app, label)
 
-    @app.task(bind=True, name="canvas.threaded")
+    @task(bind=True, name="canvas.threaded")
     def threaded(self: Task[Any, Any], label: str) -> None:
         """Send a task from a thread, with the cure that the manual gives."""
         note(self, label)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(contextvars.copy_context().run, send, app, label).result()
 
-    @app.task(bind=True, name="canvas.again", max_retries=5)
+    @task(bind=True, name="canvas.again", max_retries=5)
     def again(self: Task[Any, Any], label: str) -> None:
         """Retry twice."""
         note(self, label)
         if self.request.retries < 2:
             raise self.retry(countdown=0)
 
-    @app.task(
-        bind=True, name="canvas.flaky", autoretry_for=(ValueError,), retry_backoff=0, default_retry_delay=0
-    )
+    @task(bind=True, name="canvas.flaky", autoretry_for=(ValueError,), retry_backoff=0, default_retry_delay=0)
     def flaky(self: Task[Any, Any], label: str) -> None:
         """Fail twice with what is retried by itself."""
         note(self, label)
         if self.request.retries < 2:
             raise ValueError("on purpose")
 
-    @app.task(bind=True, name="canvas.replaced")
+    @task(bind=True, name="canvas.replaced")
     def replaced(self: Task[Any, Any], label: str, by: str = "task") -> None:
         """Let others take its place."""
         note(self, label)
         raise self.replace(group(*_marks(label, 2)) if by == "group" else _mark(label))
 
-    @app.task(bind=True, name="canvas.fail")
+    @task(bind=True, name="canvas.fail")
     def fail(self: Task[Any, Any], label: str) -> None:
         """Fail."""
         note(self, label)
         raise ValueError("on purpose")
 
-    @app.task(bind=True, name="canvas.adding")
+    @task(bind=True, name="canvas.adding")
     def adding(self: Task[Any, Any], label: str) -> None:
         """Add a task to the chord that it is part of."""
         note(self, label)
         self.add_to_chord(_mark(label))
 
-    @app.task(name="canvas.root")
+    @task(name="canvas.root")
     def root(form: str, label: str) -> None:
         """Send a form from a task."""
         FORMS[form].build(label).apply_async()
 
-    app.task(name="canvas.owned_root", tenant="owner")(root.run)
+    task(name="canvas.owned_root", tenant="owner")(root.run)
 
     class Caring(app.Task):  # type: ignore[misc,name-defined]
         """Sends a task when one has failed."""
@@ -219,19 +214,19 @@ def tasks(app: Celery) -> None:
         def on_failure(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
             send(app, args[0])
 
-    @app.task(bind=True, name="canvas.overdue", time_limit=1, base=Caring)
+    @task(bind=True, name="canvas.overdue", time_limit=1, base=Caring)
     def overdue(self: Task[Any, Any], label: str) -> None:
         """Take longer than the hard time limit."""
         note(self, label)
         time.sleep(60)
 
-    @app.task(bind=True, name="canvas.log")
+    @task(bind=True, name="canvas.log")
     def log(self: Task[Any, Any], label: str) -> None:
         """Write a line into the log."""
         note(self, label)
         get_task_logger(__name__).warning("%s", label)
 
-    @app.task(bind=True, name="canvas.dying")
+    @task(bind=True, name="canvas.dying")
     def dying(self: Task[Any, Any], label: str) -> None:
         """End the pool's child."""
         note(self, label)

@@ -14,7 +14,7 @@ from tests.benchmarks.rig import (
     Rig,
     backlog,
     closing_quietly,
-    drain_rate,
+    drained,
     held_back,
     workers,
 )
@@ -39,14 +39,18 @@ def _tasks(tasks: int, **options: Any) -> Callable[[Rig, str], dict[str, float]]
             _fill(broker, scheme, n)
             worker = rig.worker(broker, records, scheme, *ALONE, "-l", "WARNING", **options)
             with closing_quietly([worker]):
-                return {"tasks": drain_rate(lambda: backlog(broker, scheme), n)}
+                done = drained(lambda: backlog(broker, scheme), n, [worker.pid])
+        return {"tasks": done["rate"], **({"CPU": done["cpu"]} if "cpu" in done else {})}
 
     return measure
 
 
 def _pool(name: str, tasks: int, wanted: float, aim: float, **options: Any) -> Benchmark:
-    figure = Figure(f"per second (aim: {aim})", ratio_at_least=wanted)
-    return Benchmark(name, {"tasks": figure}, each(_tasks(tasks, **options)))
+    figures = {
+        "tasks": Figure(f"per second (aim: {aim})", ratio_at_least=wanted),
+        "CPU": Figure("us of the worker per task"),
+    }
+    return Benchmark(name, figures, each(_tasks(tasks, **options)))
 
 
 POOLS = (

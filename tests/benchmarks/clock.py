@@ -14,6 +14,7 @@ from tests.harness import wait_for
 
 PROCESSES = 2
 CONSUMERS = 50
+PREFETCH = 4
 PER_SECOND = 100.0
 DELAY_SECONDS = 2.0
 
@@ -26,7 +27,9 @@ def _measure(rig: Rig, scheme: str) -> dict[str, float]:
     with rig.server() as server, contextlib.ExitStack() as stack:
         url = server.url(scheme)
         parked = [
-            stack.enter_context(Process("park", url=url, queue=queue, consumers=CONSUMERS // PROCESSES))
+            stack.enter_context(
+                Process("park", url=url, queue=queue, prefetch=PREFETCH, consumers=CONSUMERS // PROCESSES)
+            )
             for _ in range(PROCESSES)
         ]
         for process in parked:

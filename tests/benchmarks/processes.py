@@ -68,7 +68,7 @@ def consume(url: str, queue: str, n: int, prefetch: int) -> dict[str, float]:
     return {"rate": n / seconds, "cpu": cpu / n * 1e6}
 
 
-def park(url: str, queue: str, consumers: int = 1, seconds: float = 0.0) -> None:
+def park(url: str, queue: str, prefetch: int, consumers: int = 1, seconds: float = 0.0) -> None:
     """Wait in so many threads for messages, each with its own connection; a message takes `seconds`.  It never
     returns.
     """
@@ -81,7 +81,9 @@ def park(url: str, queue: str, consumers: int = 1, seconds: float = 0.0) -> None
             message.ack()
 
         with Connection(url) as connection:
-            consumer = Consumer(connection.channel(), [_queue(queue)], callbacks=[on_message], prefetch_count=1)
+            consumer = Consumer(
+                connection.channel(), [_queue(queue)], callbacks=[on_message], prefetch_count=prefetch
+            )
             consumer.consume()
             # The first wait claims, and parks; the timeouts that follow leave it parked.
             _drain(connection, 0.2)

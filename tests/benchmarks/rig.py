@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -164,15 +164,15 @@ class Process:
         self.close()
 
 
-def cpu_seconds(group: int) -> float | None:
-    """CPU time of the processes of a group so far; None where the system has no ``/proc``."""
+def cpu_seconds(*groups: int) -> float | None:
+    """CPU time of the processes of these groups so far; None where the system has no ``/proc``."""
     if not Path("/proc/self/stat").exists():
         return None
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[2]) == group:
+            if int(fields[2]) in groups:
                 ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -186,6 +186,47 @@ def backlog(server: Server, scheme: str, queue: str = QUEUE) -> int:
     if scheme == BASELINE:
         return int(client.llen(queue)) + int(client.hlen("unacked"))
     return int(client.hlen(keys.part(keys.base(queue), "message")))
+
+
+@contextlib.contextmanager
+def held_back(server: Server, scheme: str, queue: str) -> Iterator[str]:
+    """Publish in the block to the queue that is given; what was published is there all at once when it ends."""
+    if scheme == BASELINE:
+        hidden = f"{queue}-hidden"
+        yield hidden
+        server.client().rename(hidden, queue)  # wakes who waits for the new name
+    else:
+        lanes = Lanes(server.url(scheme))
+        lanes.pause(queue)
+        yield queue
+        lanes.resume(queue)
+
+
+def drained(left: Callable[[], int], total: int, groups: Iterable[int], timeout: float = 120.0) -> dict[str, float]:
+    """How fast a backlog is worked off, between its first tenth and its last.
+
+    Args:
+        left: how much there is to do.
+        total: how much there was.
+        groups: process groups that work on it.
+
+    Returns:
+        ``rate``, messages per second; ``cpu``, microseconds per message that the groups took (where the system
+        tells).
+    """
+    began: tuple[float, int, float | None] | None = None
+    deadline = time.monotonic() + timeout
+    while True:
+        now, remaining = time.perf_counter(), left()
+        if began is None and remaining <= total * 0.9:
+            began = now, remaining, cpu_seconds(*groups)
+        if began is not None and remaining <= total * 0.1:
+            done, cpu = began[1] - remaining, cpu_seconds(*groups)
+            spent = {} if cpu is None or began[2] is None else {"cpu": (cpu - began[2]) / done * 1e6}
+            return {"rate": done / (now - began[0]), **spent}
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{remaining} of {total} messages are left after {timeout:.0f} s")
+        time.sleep(_LOOK_SECONDS)
 
 
 @contextlib.contextmanager
@@ -235,6 +276,7 @@ class Commands:
         self.all = 0
         self.trips = 0
         self._ours = 0
+        self._ended = False
 
     @property
     def sent(self) -> int:
@@ -250,7 +292,8 @@ class Commands:
 
     def start(self) -> Commands:
         """Begin to count."""
-        self._connection = redis.Redis(port=self._server.port).connection_pool.get_connection()
+        self._client = redis.Redis(port=self._server.port, socket_timeout=None)
+        self._connection = self._client.connection_pool.get_connection()
         self._connection.send_command("MONITOR")
         self._connection.read_response()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -262,8 +305,11 @@ class Commands:
         """End the count."""
         self._server.client().echo(_END)
         self._thread.join(30)
+        if not self._ended:
+            raise RuntimeError("the count of commands broke off")
         after = self._stats()
         self._connection.disconnect()
+        self._client.close()
         # What the benchmark asked itself, by the client that the server keeps; of the two INFO the first is
         # counted by MONITOR, and in the second's figures.
         self.all = after[0] - self._before[0] - self._ours
@@ -281,17 +327,15 @@ class Commands:
 
     def _read(self) -> None:
         """Count the lines of MONITOR: ``time [db address] "COMMAND" "argument" ...``."""
-        with contextlib.suppress(redis.RedisError, OSError, ValueError):
-            while True:
-                _, _, line = self._connection.read_response().partition(b" [")
-                where, _, command = line.partition(b"] ")
-                if where.endswith(b" " + self._own):
-                    self._ours += 1
-                    if _END in command:
-                        return
-                elif not where.endswith(b" lua"):
-                    words = command.split(b'"', 4)
-                    self._count(words[1].upper().decode(), words)
+        while not self._ended:
+            _, _, line = self._connection.read_response().partition(b" [")
+            where, _, command = line.partition(b"] ")
+            if where.endswith(b" " + self._own):
+                self._ours += 1
+                self._ended = _END in command
+            elif not where.endswith(b" lua"):
+                words = command.split(b'"', 4)
+                self._count(words[1].upper().decode(), words)
 
     def _count(self, name: str, words: list[bytes]) -> None:
         self.by_name[name] += 1

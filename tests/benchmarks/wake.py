@@ -15,7 +15,7 @@ from tests.benchmarks.rig import (
     Process,
     Rig,
     backlog,
-    drain_rate,
+    drained,
     held_back,
     workers,
 )
@@ -24,7 +24,9 @@ from tests.harness import Sender, wait_for
 WORKERS = 6
 SPACING_SECONDS = 0.1
 CONSUMERS = 4
+PREFETCH = 4
 TASK_SECONDS = 0.001
+LANES = (1, 16)
 
 
 def _herd(rig: Rig, scheme: str) -> dict[str, float]:
@@ -79,22 +81,25 @@ HERD = Benchmark(
 
 def _chain(rig: Rig, scheme: str) -> dict[str, float]:
     """Give a backlog of short messages to four parked consumers all at once."""
-    return {_lanes(lanes): _backlog(rig, scheme, lanes) for lanes in (1, 16)}
+    return {name: value for lanes in LANES for name, value in _backlog(rig, scheme, lanes).items()}
 
 
-def _backlog(rig: Rig, scheme: str, lanes: int) -> float:
+def _backlog(rig: Rig, scheme: str, lanes: int) -> dict[str, float]:
     n, queue = rig.count(4000), "chain"
     with rig.server() as server, contextlib.ExitStack() as stack:
         url = server.url(scheme)
         consumers = [
-            stack.enter_context(Process("park", url=url, queue=queue, seconds=TASK_SECONDS))
+            stack.enter_context(Process("park", url=url, queue=queue, prefetch=PREFETCH, seconds=TASK_SECONDS))
             for _ in range(CONSUMERS)
         ]
         for consumer in consumers:
             consumer.wait_ready()
         with held_back(server, scheme, queue) as hidden:
             Process("publish", url=url, queue=hidden, n=n, lanes=lanes).result()
-        return drain_rate(lambda: backlog(server, scheme, queue), n)
+        groups = [consumer.pid for consumer in consumers]
+        done = drained(lambda: backlog(server, scheme, queue), n, groups)
+    name = _lanes(lanes)
+    return {name: done["rate"], **({f"CPU, {name}": done["cpu"]} if "cpu" in done else {})}
 
 
 def _lanes(n: int) -> str:
@@ -103,6 +108,9 @@ def _lanes(n: int) -> str:
 
 CHAIN = Benchmark(
     "chain",
-    {_lanes(n): Figure("messages per second", at_least=2500) for n in (1, 16)},
+    {
+        **{_lanes(n): Figure("messages per second", at_least=2500) for n in LANES},
+        **{f"CPU, {_lanes(n)}": Figure("us of the consumers per message") for n in LANES},
+    },
     each(_chain),
 )

@@ -386,21 +386,32 @@ def test_deadlines_alone_are_no_need(bench: Bench) -> None:
     assert not bench.check().wake
 
 
-def test_only_one_keeps_the_time(bench: Bench) -> None:
+def test_one_keeps_the_time_and_one_misses_it(bench: Bench) -> None:
     bench.put("t", delay=3_000)
     assert bench.turn(consumer="k", will_park=True).due_in == 3_000
+    assert bench.turn(consumer="deputy", will_park=True).due_in == 3_050
     turn = bench.turn(consumer="other", will_park=True)
     assert (turn.need, turn.due_in) == (False, None)
-    assert bench.check().queue["keeper"] == "k"
+    queue = bench.check().queue
+    assert (queue["keeper"], queue["deputy"]) == ("k", "deputy")
+
+
+def test_the_deputy_claims_what_a_dead_keeper_left(bench: Bench) -> None:
+    bench.put("t", delay=3_000)
+    bench.turn(consumer="dead", will_park=True)
+    bench.turn(consumer="deputy", will_park=True)
+    bench.tick(3_050)
+    assert [m.fence.tag for m in bench.turn(consumer="deputy", will_park=True).claimed] == ["t"]
+    assert bench.check().queue["keeper"] == "deputy"
 
 
 def test_the_role_of_an_overdue_keeper_is_taken(bench: Bench) -> None:
     bench.put("t", delay=3_000)
     bench.put("u", delay=8_000)
     bench.turn(consumer="dead", will_park=True)
-    bench.tick(3_001)
+    bench.tick(3_050)
     turn = bench.turn(4, consumer="k", will_park=True)
-    assert ([m.fence.tag for m in turn.claimed], turn.due_in) == (["t"], 4_999)
+    assert ([m.fence.tag for m in turn.claimed], turn.due_in) == (["t"], 4_950)
     assert bench.check().queue["keeper"] == "k"
 
 

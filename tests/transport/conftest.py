@@ -100,9 +100,7 @@ class Inbox:
         options: of the ``Consumer``.
     """
 
-    def __init__(
-        self, channel: Any, *queues: str | Queue, prefetch: int = 0, ack: bool = True, **options: Any
-    ) -> None:
+    def __init__(self, channel: Any, *queues: str | Queue, prefetch: int = 0, ack: bool = True, **options: Any) -> None:
         self.bodies: list[Any] = []
         self.messages: list[Any] = []
         self._ack = ack

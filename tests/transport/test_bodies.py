@@ -97,9 +97,7 @@ def test_redelivered_is_told(connection: Connection) -> None:
     "envelope",
     [b"no json", b"[]", b"{}", b'{"properties": {}}', b'{"properties": [], "headers": {}}', b"\xff\xfe"],
 )
-def test_an_unreadable_envelope_becomes_a_dead_letter(
-    connection: Connection, server: Server, envelope: bytes
-) -> None:
+def test_an_unreadable_envelope_becomes_a_dead_letter(connection: Connection, server: Server, envelope: bytes) -> None:
     """It must not stop what comes behind it, and somebody must be able to look at it."""
     send(connection, "q", "broken", "sound")
     client = server.client()

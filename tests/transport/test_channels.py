@@ -333,9 +333,7 @@ def test_an_ack_on_a_closed_channel(connection: Connection, server: Server) -> N
 
 
 @ours
-def test_closing_without_a_server(
-    fresh_server: Callable[..., Server], connect_to: Callable[..., Connection]
-) -> None:
+def test_closing_without_a_server(fresh_server: Callable[..., Server], connect_to: Callable[..., Connection]) -> None:
     """Nothing raises, and nothing is renewed any more."""
     server = fresh_server()
     connection = connect_to(server.url(), socket_timeout=1, lease_seconds=2)

@@ -93,9 +93,7 @@ def test_a_lost_connection_tells_every_letter(courier: Courier, link: Link, serv
     assert not courier.waiting
 
 
-def test_a_killed_connection_is_an_error_and_loses_its_letters(
-    courier: Courier, link: Link, server: Server
-) -> None:
+def test_a_killed_connection_is_an_error_and_loses_its_letters(courier: Courier, link: Link, server: Server) -> None:
     put(courier, claim(link))
     courier.post()
     courier.settle()

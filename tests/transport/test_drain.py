@@ -182,9 +182,7 @@ def test_consumer_mixin(connect: Callable[..., Connection]) -> None:
 
 
 @ours
-def test_consumer_mixin_reconnects(
-    fresh_server: Callable[..., Server], connect_to: Callable[..., Connection]
-) -> None:
+def test_consumer_mixin_reconnects(fresh_server: Callable[..., Server], connect_to: Callable[..., Connection]) -> None:
     server = fresh_server("--appendonly", "yes")
     worker = Worker(connect_to(server.url()))
     thread = run(worker)

@@ -49,9 +49,7 @@ def test_consumed_while_parked_it_stays(connect: Callable[..., Connection], serv
     wait_for(lambda: not ours_on(server), 10, "the end of the queue")
 
 
-def test_consumed_by_a_process_that_has_not_declared_it(
-    connect: Callable[..., Connection], server: Server
-) -> None:
+def test_consumed_by_a_process_that_has_not_declared_it(connect: Callable[..., Connection], server: Server) -> None:
     passing(channel=connect().default_channel).declare()
     connection = connect()
     consumer = Consumer(connection.default_channel, [Queue("passing")], auto_declare=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,7 +74,9 @@ def test_odd_queue_names(connection: Connection, server: Server, name: str) -> N
 
 @ours
 @pytest.mark.parametrize("direction", ["to them", "from them"])
-@pytest.mark.parametrize("options", [{}, {"fanout_prefix": "/x{db}."}, {"global_keyprefix": "p:"}, {"fanout_patterns": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"fanout_prefix": "/x{db}."}, {"global_keyprefix": "p:"}, {"fanout_patterns": True}]
+)
 def test_fanout_passes_between_the_transports(
     connect_to: Callable[..., Connection], server: Server, direction: str, options: dict[str, Any]
 ) -> None:
@@ -121,7 +125,6 @@ def test_pidbox(connect: Callable[..., Connection]) -> None:
     assert until(connection, lambda: asked == ["one-way"])
 
     answers: list[Any] = []
-    import threading
 
     def ask() -> None:
         answers.extend(box.multi_call("echo", {"text": "hello"}, timeout=5, limit=1))
@@ -148,6 +151,21 @@ def fleet(server: Server) -> Iterator[dict[str, Worker]]:
         worker.close()
 
 
+def heard_of(app: Celery, n: int) -> set[str]:
+    """The workers whose heartbeats a receiver hears, up to `n`."""
+    heard: set[str] = set()
+    with app.connection_for_read() as connection:
+
+        def note(event: dict[str, Any]) -> None:
+            heard.add(event["hostname"])
+            receiver.should_stop = len(heard) >= n
+
+        receiver = app.events.Receiver(connection, handlers={"worker-heartbeat": note})
+        with contextlib.suppress(TimeoutError):
+            receiver.capture(limit=100, timeout=15, wakeup=False)
+    return heard
+
+
 @ours
 @pytest.mark.slow
 def test_a_mixed_fleet(fleet: dict[str, Worker], server: Server) -> None:
@@ -169,19 +187,7 @@ def test_a_mixed_fleet(fleet: dict[str, Worker], server: Server) -> None:
 
         # Events of both arrive at a receiver on either transport.
         for sender in senders.values():
-            heard: set[str] = set()
-            with sender.app.connection_for_read() as connection:
-                receiver = sender.app.events.Receiver(
-                    connection, handlers={"worker-heartbeat": lambda event: heard.add(event["hostname"])}
-                )
-                for _ in range(20):
-                    try:
-                        receiver.capture(limit=1, timeout=2, wakeup=False)
-                    except TimeoutError:
-                        continue
-                    if len(heard) == 2:
-                        break
-            assert heard == {"fairlanes@here", "redis@here"}
+            assert heard_of(sender.app, 2) == {"fairlanes@here", "redis@here"}
     finally:
         for sender in senders.values():
             sender.close()

@@ -75,7 +75,7 @@ def test_set_and_unset(command: Command) -> None:
     lane = command.json("set", "q", "acme", "--burst", "5")
     assert (lane["burst"], lane["own"]["limit"], lane["own"]["max_size"]) == (5, 10, 0)
     assert command.json("unset", "q", "acme", "max-size", "rate")["own"] == {
-        "weight": 3, "limit": 10, "rate": None, "burst": None, "max_size": None, "paused": None,
+        "weight": 3, "limit": 10, "rate": None, "burst": 5, "max_size": None, "paused": None,
     }  # fmt: skip
     command.run("unset", "q", "acme")
     assert command.check().configured == {}

@@ -19,7 +19,7 @@ local function lane_settings(q, lane)
   local tokens, period = string.match(v[3] or q.rate or '', '^(%S+)/(%S+)$')
   local s = {
     weight = tonumber(v[1] or q.weight or 1), limit = tonumber(v[2] or q.limit or ''),
-    burst = tonumber(v[4] or q.burst or 1), max_size = tonumber(v[5] or q.max_size or ''),
+    burst = tonumber(v[4] or q.burst or '') or 1, max_size = tonumber(v[5] or q.max_size or ''),
     rate = tokens and tonumber(tokens) / tonumber(period), paused = v[6] == '1',
   }
   q.lanes[lane] = s
