@@ -90,9 +90,7 @@ def settings() -> str:
 
 
 def without_effect() -> str:
-    rows = [
-        (_code(name), hint or "nothing to replace") for name, hint in sorted(options._WITHOUT_EFFECT.items())
-    ]
+    rows = [(_code(name), hint or "nothing to replace") for name, hint in sorted(options._WITHOUT_EFFECT.items())]
     return _table(("option of kombu's Redis transport", "here"), rows)
 
 
@@ -286,9 +284,7 @@ def generated(page: str) -> str:
 
 def main() -> int:
     """Write or check the pages; returns the exit code."""
-    stale = [
-        path for path in sorted(DOCS.rglob("*.md")) if generated(text := path.read_text("utf-8")) != text
-    ]
+    stale = [path for path in sorted(DOCS.rglob("*.md")) if generated(text := path.read_text("utf-8")) != text]
     for path in stale:
         if "--check" not in sys.argv:
             path.write_text(generated(path.read_text("utf-8")), "utf-8")

@@ -7,7 +7,7 @@ its workers and ours.  Binding sets are also the routing tables of direct and to
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, time
 from typing import Any
 
@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as DriverConnectionError
 
 from . import keys
 from .connections import Connection, Link
-from .errors import unreachable
+from .errors import ServerFull, unreachable
 from .options import Options
 
 logger = logging.getLogger(__name__)
@@ -171,6 +171,27 @@ class Fanout:
         return len(subscribers)
 
 
+#: Adding to a set by a script that deletes first: a server that is full lets that pass (see ``lua/include/clock.lua``).
+_ADD_TO_FULL = "redis.call(ARGV[1], KEYS[1], '') return redis.call(ARGV[2], KEYS[1], unpack(ARGV, 3))"
+_DELETE = {"SADD": "SREM", "ZADD": "ZREM"}
+
+
+def add(link: Link, commands: Sequence[tuple[Any, ...]]) -> None:
+    """Run commands that add a few bytes without which a worker cannot start, also on a server that is full.
+
+    Raises:
+        as `Link.pipeline`.
+    """
+    try:
+        link.pipeline(commands, raise_on_error=True)
+    except ServerFull:
+        forced = [
+            ("EVAL", _ADD_TO_FULL, 1, key, _DELETE[name], name, *args) if name in _DELETE else (name, key, *args)
+            for name, key, *args in commands
+        ]
+        link.pipeline(forced, raise_on_error=True)
+
+
 class Bindings:
     """Which queues an exchange routes to: a set per exchange, shared by all processes."""
 
@@ -199,7 +220,7 @@ class Bindings:
         else:
             commands.append(("SADD", self._permanent(exchange), member))
             commands.append(("ZREM", keys.endings(exchange, self._prefix), member))
-        self.link.pipeline(commands, raise_on_error=True)
+        add(self.link, commands)
 
     def remove(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         """Unbind `queue`."""

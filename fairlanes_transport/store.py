@@ -431,6 +431,13 @@ class Store:
         now, *seen = self._run("lanes", queue, self._now(), *lanes)
         return int(now), [list(lane) for lane in zip(*[iter(seen)] * 19, strict=True)]
 
+    def survey(self, queue: str, after: str | bytes, limit: int) -> tuple[int, bytes, list[list[Any]]]:
+        """(Ms since the epoch, where the page ended or ``b""``, what ``survey.lua`` states per lane with ready
+        messages), at one moment: some hundred lanes at most.
+        """
+        now, end, *seen = self._run("survey", queue, self._now(), after, limit)
+        return int(now), end, [list(lane) for lane in zip(*[iter(seen)] * 6, strict=True)]
+
     def messages(self, queue: str, found: Iterable[tuple[str, str]]) -> list[list[Any]]:
         """Per (tag, lane in which it was found) what ``messages.lua`` states, at one moment."""
         args = [x for pair in found for x in pair]

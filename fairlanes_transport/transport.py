@@ -27,7 +27,7 @@ from .channel import Channel, stored_rate
 from .connections import Link
 from .durable import Confirming
 from .errors import BrokerUnavailable
-from .fanout import Bindings, Fanout
+from .fanout import Bindings, Fanout, add
 from .keeper import Keeper, Lease
 from .metronome import Metronome
 from .options import Options
@@ -163,7 +163,7 @@ class Transport(virtual.Transport):
         """Make a queue exist; a durable one is listed, so that tools find it.  True: it is new."""
         new = self.store.declare(queue, expires_ms, **defaults)
         if durable:
-            self.link.call("SADD", keys.queues(self.options.global_keyprefix), queue)
+            add(self.link, [("SADD", keys.queues(self.options.global_keyprefix), queue)])
         return new
 
     def end_of(self, queue: str) -> int:

@@ -27,6 +27,7 @@ import redis
 from celery import Celery
 from celery.canvas import Signature
 from celery.result import AsyncResult
+from kombu import pools
 
 from fairlanes_transport.connections import Link
 from fairlanes_transport.embedded import EmbeddedServer, EmbeddedServerError, valkey_binary
@@ -344,8 +345,13 @@ class Sender:
 
     def close(self) -> None:
         """Close the app with its connections."""
-        # kombu shares pools by URL: a closed one would be the next sender's.
-        self.app.pool.force_close_all(close_pool=False)
+        pool = self.app.pool
+        pool.force_close_all()
+        # kombu shares pools by URL: the closed one would be the next sender's.
+        for key in [key for key, known in pools.connections.items() if known is pool]:
+            dict.pop(pools.connections, key)
+        for key in [key for key, known in pools.producers.items() if known.connections is pool]:
+            dict.pop(pools.producers, key)
         self.app.close()
 
     def __enter__(self) -> Sender:

@@ -66,6 +66,13 @@ class Proxy:
         for connection in list(self._connections):
             connection.lost = True
 
+    def lose(self, ports: set[int]) -> int:
+        """Swallow what is sent on the connections that the server knows by these ports; returns how many."""
+        lost = [each for each in list(self._connections) if each.server.getsockname()[1] in ports]
+        for connection in lost:
+            connection.lost = True
+        return len(lost)
+
     def cut(self) -> int:
         """Reset every connection; returns how many."""
         connections = list(self._connections)

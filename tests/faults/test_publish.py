@@ -161,6 +161,7 @@ def test_a_durable_publish_waits_for_replicas(site: Callable[..., Site], kind: s
     here = site(*flags, kind=kind)
     replica = Server(kind, *flags, "--replicaof", "127.0.0.1", str(here.server.port))
     with _sender(here, durable_publish=True, durable_replicas=1, durable_timeout=4) as sender:
+        here.send("late", 1)  # the server knows the script now
         began = time.monotonic()
         with pytest.raises(NotConfirmed, match="not confirmed by 1 of 1 replicas"):
             sender.send("faults.late", 1)
@@ -170,7 +171,6 @@ def test_a_durable_publish_waits_for_replicas(site: Callable[..., Site], kind: s
             wait_for(lambda: replica.client().info("replication")["master_link_status"] == "up", 20, "a replica")
             # A confirmation may come up to a second late, as the replica tells of its disk once a second.
             sender.send("faults.late", 2)
-            assert replica.client().zcard("fairlanes:1:{celery}:ready:a") == 0  # its lane is the default one
             assert replica.client().zcard("fairlanes:1:{celery}:ready:default") == 2
             replica._process.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
             with pytest.raises(NotConfirmed):
@@ -178,7 +178,7 @@ def test_a_durable_publish_waits_for_replicas(site: Callable[..., Site], kind: s
             replica._process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
         finally:
             replica.close()
-    assert here.sizes() == (3, 0, 0, 0)
+    assert here.sizes() == (4, 0, 0, 0)
 
 
 def test_a_durable_publish_whose_reply_is_lost(site: Callable[..., Site]) -> None:
@@ -205,7 +205,6 @@ def test_scripts_are_loaded_by_a_durable_publish_too(site: Callable[..., Site]) 
 def test_the_proxy_itself() -> None:
     """Of each of its ways to fail, that it does."""
     with Server(KIND) as server, Proxy(server.port) as proxy:
-        server.start()
 
         def client() -> redis.Redis:
             return redis.Redis(port=proxy.port, socket_timeout=0.5, protocol=2)

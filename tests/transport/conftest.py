@@ -137,6 +137,7 @@ class Drainer:
         self.connection = connection
         self.inbox = Inbox(connection.default_channel, *queues, **options)
         self.errors: list[BaseException] = []
+        self.turns = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -145,7 +146,8 @@ class Drainer:
         try:
             while not self._stop.is_set():
                 with contextlib.suppress(TimeoutError):
-                    self.connection.drain_events(timeout=0.5)
+                    self.connection.drain_events(timeout=0.3)
+                self.turns += 1
         except BaseException as error:
             self.errors.append(error)
 

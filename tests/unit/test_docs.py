@@ -159,9 +159,7 @@ RUNNABLE = [
 
 
 @pytest.mark.parametrize(("block", "output"), RUNNABLE, ids=[str(block) for block, _ in RUNNABLE])
-def test_a_marked_program_runs(
-    block: Block, output: str | None, server: EmbeddedServer, tmp_path: Path
-) -> None:
+def test_a_marked_program_runs(block: Block, output: str | None, server: EmbeddedServer, tmp_path: Path) -> None:
     printed = run(server, [sys.executable, "-c", on(server, block.text)], tmp_path)
     assert output is None or printed == output
 
@@ -239,10 +237,7 @@ def _error_classes() -> list[type[Exception]]:
 
 def test_the_commands_of_the_readme() -> None:
     commands = [
-        line
-        for block in blocks(ROOT / "README.md")
-        if block.language == "sh"
-        for line in block.text.splitlines()
+        line for block in blocks(ROOT / "README.md") if block.language == "sh" for line in block.text.splitlines()
     ]
     last = (ROOT / ".ci/run").read_text("utf-8").strip().splitlines()[-1]
     assert re.sub(r"timeout \d+ ", "", last) in commands
