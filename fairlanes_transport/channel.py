@@ -18,8 +18,8 @@ from . import envelope, tenancy
 from .envelope import EnvelopeError, eta_ms, tenant_name
 from .errors import OptionError, QueueAbsent, unreachable
 from .keeper import Lease
+from .lane_settings import checked_settings
 from .metronome import Subscription
-from .options import parse_rate
 from .qos import QoS
 from .store import Claimed
 
@@ -439,24 +439,14 @@ def _expires(queue: str, arguments: dict[str, Any]) -> int:
 
 def _lane_defaults(queue: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The defaults of a queue's lanes that its arguments set, as the server stores them."""
-    defaults = {name: arguments[x] for x, name in LANE_ARGUMENTS.items() if arguments.get(x) is not None}
-    if "rate" in defaults:
-        defaults["rate"] = stored_rate(defaults["rate"])
-    for name in ("weight", "limit", "burst", "max_size"):
-        value = defaults.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
-            raise OptionError(f"queue {queue!r}: lane {name} is {value!r}; it must be a number above zero")
-    if defaults.get("fairness", "count") not in ("count", "time"):
-        raise OptionError(f"queue {queue!r}: x-fairness is {defaults['fairness']!r}; 'count' or 'time'")
-    return defaults
-
-
-def stored_rate(rate: str | None) -> str | None:
-    """`'100/m'` as the scripts read it: tokens/period_ms."""
-    if rate is None:
-        return None
-    parsed = parse_rate(rate)
-    return f"{parsed.count}/{parsed.per_ms}"
+    given = {name: arguments[x] for x, name in LANE_ARGUMENTS.items() if arguments.get(x) is not None}
+    fairness = {"fairness": given.pop("fairness")} if "fairness" in given else {}
+    if fairness.get("fairness", "count") not in ("count", "time"):
+        raise OptionError(f"queue {queue!r}: x-fairness is {fairness['fairness']!r}; it is 'count' or 'time'")
+    try:
+        return {**checked_settings(given), **fairness}
+    except OptionError as exc:
+        raise OptionError(f"queue {queue!r}: {exc}") from exc
 
 
 def _warn_of_ignored(queue: str, arguments: dict[str, Any]) -> None:

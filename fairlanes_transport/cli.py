@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": "fairlanes_transport.demo:command",
     "doctor": "fairlanes_transport.doctor_command:doctor",
     "drop": "fairlanes_transport.commands:drop",
+    "exporter": "fairlanes_transport.exporter:exporter",
     "lanes": "fairlanes_transport.commands:lanes",
     "leases": "fairlanes_transport.commands:leases",
     "move": "fairlanes_transport.commands:move",

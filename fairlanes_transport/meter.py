@@ -36,28 +36,17 @@ class LaneReading:
 
 
 @dataclass(frozen=True)
-class Split:
-    """A number of messages by lane: the greatest, and the sum of all others."""
-
-    lanes: Mapping[str, int]
-    rest: int
-
-
-@dataclass(frozen=True)
 class Reading:
-    """A queue and its longest lanes; ``rest_…`` is of all other lanes together."""
+    """A queue at one moment, and its longest lanes."""
 
     queue: QueueStats
     lanes: tuple[LaneReading, ...]
-    rest_ready: int
-    rest_in_flight: int
-    rest_share: float
-    #: s, as `oldest_wait`
-    rest_oldest_wait: float
-    delayed: Split
-    dead: Split
-    #: s, the longest wait of any unpaused lane's next message; 0: none waits
+    #: delayed messages and dead letters by lane: those of the lanes that have most
+    delayed: Mapping[str, int]
+    dead: Mapping[str, int]
+    #: s, the longest wait of any unpaused lane's next message, and of those not in `lanes`; 0: none waits
     oldest_wait: float
+    rest_oldest_wait: float
     #: s, of a message in a lane that has none yet, with the queue's default weight
     worst_wait: float | None
 
@@ -97,17 +86,13 @@ class Meter:
         lanes = self._longest(queue, found)
         named = {lane.stats.lane for lane in lanes}
         waits = [(name, max(0.0, (int(pulse[0]) - since) / 1000)) for name, since in found.by_age()]
-        shares = sum(lane.stats.share or 0.0 for lane in lanes)
         return Reading(
             queue=queue,
             lanes=lanes,
-            rest_ready=max(0, queue.ready - sum(lane.stats.ready for lane in lanes)),
-            rest_in_flight=max(0, queue.in_flight - sum(lane.stats.in_flight for lane in lanes)),
-            rest_share=max(0.0, 1 - shares) if found.weight else 0.0,
-            rest_oldest_wait=next((wait for name, wait in waits if name not in named), 0.0),
-            delayed=self._split(queue.delayed, self._by_lane("ZRANGE", "delayed") if queue.delayed else Counter()),
-            dead=self._split(queue.dead, self._dead_by_lane(queue)),
+            delayed=self._most(self._by_lane("ZRANGE", "delayed") if queue.delayed else Counter()),
+            dead=self._most(self._dead_by_lane(queue)),
             oldest_wait=waits[0][1] if waits else 0.0,
+            rest_oldest_wait=next((wait for name, wait in waits if name not in named), 0.0),
             worst_wait=self.worst_wait(queue, found, queue.defaults.weight or 1.0),
         )
 
@@ -146,9 +131,8 @@ class Meter:
             for lane in shared(stats, weight)
         )
 
-    def _split(self, total: int, by_lane: Counter[str]) -> Split:
-        greatest = dict(sorted(by_lane.items(), key=lambda item: (-item[1], item[0]))[: self.top])
-        return Split(greatest, max(0, total - sum(greatest.values())))
+    def _most(self, by_lane: Counter[str]) -> dict[str, int]:
+        return dict(sorted(by_lane.items(), key=lambda item: (-item[1], item[0]))[: self.top])
 
     def _dead_by_lane(self, queue: QueueStats) -> Counter[str]:
         """The lanes of the newest dead letters; read again only when there are others."""
@@ -164,9 +148,7 @@ class Meter:
             key, stop = browser.key(self.queue, part), start + _MESSAGES_AT_ONCE - 1
             tags = browser.commands.call(command, key, start, stop)
             if tags:
-                (records,) = checked(
-                    browser.commands.pipeline([("HMGET", browser.key(self.queue, "message"), *tags)])
-                )
+                (records,) = checked(browser.commands.pipeline([("HMGET", browser.key(self.queue, "message"), *tags)]))
                 found.update(text(record.split(b" ", 8)[-1]) for record in records if record is not None)
             if len(tags) < _MESSAGES_AT_ONCE:
                 break

@@ -219,7 +219,7 @@ class Options:
 
     # lanes, where the queue does not say otherwise
     lane_weight: float = _option(
-        1.0, _number(0.001, 1_000_000), "Share of a lane among the lanes of its queue."
+        1.0, _number(0.001, 1000), "Share of a lane among the lanes of its queue."
     )
     lane_limit: int | None = _option(
         None,
@@ -239,7 +239,7 @@ class Options:
     lane_max_size: int | None = _option(
         None,
         _number(1, whole=True, optional=True),
-        "Most ready and delayed messages of a lane; a publish beyond it raises `LaneFull`. None: no limit.",
+        "Most ready messages of a lane; a publish beyond it raises `LaneFull`. None: no limit.",
         unit="messages",
     )
     fairness: str = _option(

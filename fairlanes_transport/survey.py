@@ -62,9 +62,7 @@ class Round:
 
     def then(self, newer: Round) -> Round:
         """This round, brought up to date by what another has found since."""
-        return replace(
-            self, longest={**self.longest, **newer.longest}, oldest={**self.oldest, **newer.oldest}
-        )
+        return replace(self, longest={**self.longest, **newer.longest}, oldest={**self.oldest, **newer.oldest})
 
     @property
     def weight(self) -> float:

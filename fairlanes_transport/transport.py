@@ -23,12 +23,13 @@ from redis.exceptions import NoPermissionError
 from . import errors, keys
 from .acks import Acks
 from .addresses import Address
-from .channel import Channel, stored_rate
+from .channel import Channel
 from .connections import Link
 from .durable import Confirming
 from .errors import BrokerUnavailable
 from .fanout import Bindings, Fanout, add
 from .keeper import Keeper, Lease
+from .lane_settings import checked_settings
 from .metronome import Metronome
 from .options import Options
 from .park import Park
@@ -222,9 +223,8 @@ def _lane_defaults(options: Options) -> dict[str, Any]:
         for name, field in _LANE_OPTIONS.items()
         if getattr(options, name) != getattr(unset, name)
     }
-    if "rate" in given:
-        given["rate"] = stored_rate(given["rate"])
-    return given
+    fairness = {"fairness": given.pop("fairness")} if "fairness" in given else {}
+    return {**checked_settings(given), **fairness}
 
 
 #: Links whose server has been looked at.

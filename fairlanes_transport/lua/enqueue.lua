@@ -30,7 +30,12 @@ end
 if ARGV[7] == '1' and redis.call('EXISTS', K.queue) == 0 then
   return redis.error_reply('FLABSENT the queue does not exist')
 end
-if redis.call('HEXISTS', K.message, tag) == 1 or redis.call('ZSCORE', K.finished, tag) then return 0 end
+if redis.call('HEXISTS', K.message, tag) == 1 or redis.call('ZSCORE', K.finished, tag) then
+  -- Something is written, so that who waits for replicas or the disk waits for the first try too.
+  begin_writes()
+  count('repeated', 1)
+  return 0
+end
 local q = queue_state()
 local max_size = lane_settings(q, lane).max_size
 if max_size then

@@ -77,7 +77,7 @@ def test_a_known_tag_is_left_alone(bench: Bench, delay: int) -> None:
     bench.put("t", "a")
     bench.mark()
     assert not bench.put("t", "b", priority=4, delay=delay)
-    assert bench.changes() == {}
+    assert bench.changes() == {"totals/repeated": 1}
 
 
 def test_a_known_tag_is_left_alone_in_any_state(bench: Bench) -> None:
@@ -91,7 +91,7 @@ def test_a_known_tag_is_left_alone_in_any_state(bench: Bench) -> None:
     bench.ack(bench.fence(), keep_slot=True)
     bench.mark()
     assert not any(bench.put(tag) for tag in ("delayed", "dead", "leased", "slot"))
-    assert bench.changes() == {}
+    assert bench.changes() == {"totals/repeated": 4}
 
 
 def test_a_publish_that_is_retried_after_its_ack_is_not_run_again(bench: Bench) -> None:
@@ -99,7 +99,7 @@ def test_a_publish_that_is_retried_after_its_ack_is_not_run_again(bench: Bench) 
     assert bench.ack(bench.fence()) == (DONE,)
     bench.mark()
     assert not bench.put("t")
-    assert bench.changes() == {}
+    assert bench.changes() == {"totals/repeated": 1}
 
 
 def test_a_finished_tag_is_forgotten_in_the_end(bench: Bench) -> None:

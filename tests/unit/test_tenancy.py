@@ -70,9 +70,9 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     monkeypatch.setitem(TRANSPORT_ALIASES, "tagging", f"{__name__}:TaggingTransport")
     made = Celery(f"tenancy-{uuid.uuid4()}", broker="tagging://", set_as_current=False)
     made.conf.task_default_queue = f"q-{uuid.uuid4()}"
-    made.task(name="plain")(nothing)
-    made.task(name="owned", tenant="owner")(nothing)
-    made.task(name="call", bind=True)(call)
+    made.task(name="plain", shared=False)(nothing)
+    made.task(name="owned", tenant="owner", shared=False)(nothing)
+    made.task(name="call", bind=True, shared=False)(call)
     made.finalize()
     # The apps of other tests may live on, and have the same tasks.
     monkeypatch.setattr(celery._state, "default_app", made)
@@ -221,7 +221,7 @@ def test_a_property_called_tenant_is_no_default(app: Celery) -> None:
         def tenant(self) -> str:
             raise AssertionError
 
-    app.task(name="with-property", base=Base, lazy=False)(nothing).delay()
+    app.task(name="with-property", base=Base, lazy=False, shared=False)(nothing).delay()
     assert tenants_sent(app) == ["absent"]
 
 
@@ -257,9 +257,7 @@ def test_an_unknown_tenant_of_names_the_option() -> None:
         resolved({}, tenant_of="no.such.module:function")
 
 
-@pytest.mark.parametrize(
-    "headers", [{"hostname": "w@h"}, {"clock": 1, "expires": None}, {"clock": 1, "ticket": "t"}]
-)
+@pytest.mark.parametrize("headers", [{"hostname": "w@h"}, {"clock": 1, "expires": None}, {"clock": 1, "ticket": "t"}])
 def test_events_and_remote_control_are_nobodys(headers: dict[str, Any]) -> None:
     with tenant("acme"):
         assert resolved(headers, tenant_of=lambda headers, properties: "acme") == "absent"
@@ -433,11 +431,11 @@ def test_blocks_in_eager_tasks(eager: Celery) -> None:
 def test_always_eager_delay_agrees(eager: Celery) -> None:
     seen: list[Any] = []
 
-    @eager.task(name="see", lazy=False)
+    @eager.task(name="see", lazy=False, shared=False)
     def see(*args: Any) -> None:
         seen.append(current_tenant())
 
-    @eager.task(name="parent", lazy=False)
+    @eager.task(name="parent", lazy=False, shared=False)
     def parent() -> None:
         see.delay()
 
@@ -655,9 +653,7 @@ def test_the_main_process_speaks_for_a_request_in_its_lane(
     from celery.worker.request import Request
 
     plain = app.tasks["plain"]
-    monkeypatch.setattr(
-        Request, method, lambda self: (plain.delay(), app.tasks["owned"].delay(), current_tenant())[2]
-    )
+    monkeypatch.setattr(Request, method, lambda self: (plain.delay(), app.tasks["owned"].delay(), current_tenant())[2])
     tenancy_worker._wrap_requests()
     assert getattr(received(app, tenant="acme"), method)() == "acme"
     assert getattr(received(app, tenant=None), method)() is None
