@@ -136,6 +136,8 @@ _ADVICE = {
     "ScriptError": "`FLARG`: correct the call. `FLSTATE`, or a file and line: report it.",
     "LaneFull": "Slow the tenant down, or raise its `max_size`. Publishing again is safe.",
     "BrokerUnavailable": "Nothing, if it passes: Celery reconnects. Else read the server's words in it.",
+    "AccessDenied": "Give the user the right that the message names: "
+    "[access rights](../how-to/run-in-production.md#access-rights).",
     "NoFreeConnection": "Raise `max_connections`, or use fewer threads that publish.",
 }
 

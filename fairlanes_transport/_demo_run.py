@@ -55,7 +55,7 @@ class Stage:
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fairlanes-record-"))
             self._path = Path(directory, "record")
-            self._log: IO[bytes] = stack.enter_context(Path(directory, "log").open("w+b"))
+            self._log: IO[bytes] = stack.enter_context(Path(directory, "log").open("a+b"))
             self._record: IO[bytes] = stack.enter_context(self._path.open("w+b", buffering=0))
             stack.callback(self._close_workers)
             self._stack = stack.pop_all()
@@ -101,11 +101,11 @@ class Stage:
                 return noted
             self.check(deadline, "the worker did not get ready")
 
-    def read(self) -> list[list[Any]]:
-        """What was noted since the last call, after a moment if there is nothing: see `_demo_app.note`."""
+    def read(self, pause: float = _LOOK_SECONDS) -> list[list[Any]]:
+        """What was noted since the last call: see `_demo_app.note`.  If there is nothing, pause for so many seconds."""
         data = self._record.read()
         if not data:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(pause)
             return []
         *lines, self._tail = (self._tail + data).split(b"\n")
         return [json.loads(line) for line in lines]

@@ -81,6 +81,10 @@ else:
         """
         # Read by the subcommands from the context (cli_base.broker_of), so that completion can do so too.
 
+    if "celery.bin.control" in sys.modules:
+        # It is a celery command: let `celery control` and `celery inspect` know ours.
+        importlib.import_module("fairlanes_transport.control")
+
     def main() -> None:
         """Run the command line; the console script's entry point."""
         fairlanes(prog_name="fairlanes")

@@ -8,50 +8,31 @@ after. Between the two runs only the broker URL differs.
 from __future__ import annotations
 
 import functools
-import json
-import os
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from fairlanes_transport._demo_figures import Start, fairness, percentile, waits
+from fairlanes_transport._demo_figures import Start, fairness
+from fairlanes_transport._demo_run import DemoFailed, Stage, sender
+from fairlanes_transport._demo_show import JAIN_LINE, LiveProgress, PlainProgress, summary, table
 from fairlanes_transport.errors import FairlanesError
 
 if TYPE_CHECKING:
-    import redis
     from rich.console import Console
-    from rich.table import Table
 
     from fairlanes_transport.embedded import EmbeddedServer
-    from fairlanes_transport.guard import GuardedProcess
 
 __all__ = ["FLOOD", "DemoFailed", "Plan", "Progress", "Result", "command", "run_demo", "summary"]
 
 FLOOD = "flood"
 """Name of the tenant that floods the queue."""
 
-WORKER_FLAGS = (
-    *("--pool", "prefork", "-c", "2", "--prefetch-multiplier", "1", "-l", "WARNING"),
-    *("--without-mingle", "--without-gossip"),
-)
-"""Flags of both runs' workers. Mingle and gossip only cost a lone worker time at its start."""
-
-_RECORD_DB = 9
-_BATCH = 500
-_LOOK_SECONDS = 0.5
-_READY_SECONDS = 30.0
-_LOG_TAIL_BYTES = 3000
-_PLAIN_SECONDS = 1.0
-
-
-class DemoFailed(FairlanesError):
-    """A run did not finish."""
+WORKER_FLAGS = ("--pool", "prefork", "-c", "2", "--prefetch-multiplier", "1")
+"""Flags of both runs' workers."""
 
 
 @dataclass(frozen=True)
@@ -129,57 +110,25 @@ def _run(scheme: str, db: int, plan: Plan, server: EmbeddedServer, progress: Pro
     url = server.url(scheme, db)
     progress.begin(scheme)
     try:
-        with server.client(_RECORD_DB) as record, tempfile.TemporaryFile() as log:
-            record.flushdb()
-            with _worker(url, server.url("redis", _RECORD_DB), log) as worker:
-                watch = _Watch(plan, worker, log, record, progress)
-                watch.wait_ready()
-                _send(plan, url, watch.sent)
-                return Result(scheme, watch.wait_all_started())
+        with Stage(url, WORKER_FLAGS) as stage:
+            watch = _Watch(plan, stage, progress)
+            # It is killed when the demo is done with it: there is nothing left to finish then.
+            stage.wait_ready([stage.start_worker()])
+            with sender(url, plan.task_ms / 1000) as send:
+                for tenant, number in plan.tasks():
+                    send(tenant, number)
+                    watch.sent()
+            return Result(scheme, watch.wait_all_started())
     finally:
         progress.end()
-
-
-def _worker(broker: str, record: str, log: IO[bytes]) -> GuardedProcess:
-    """Start the worker. It is killed when the demo is done with it: there is nothing left to finish then."""
-    from fairlanes_transport import _demo_app
-    from fairlanes_transport.guard import GuardedProcess
-
-    # Celery's own variables in the user's shell are for the user's app: left in, they would win over ours.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}
-    env[_demo_app.RECORD_ENV] = record
-    celery = (sys.executable, "-m", "celery", "-b", broker, "-A", _demo_app.__name__)
-    return GuardedProcess([*celery, "worker", *WORKER_FLAGS], env=env, stdout=log)
-
-
-def _send(plan: Plan, url: str, sent: Callable[[], None]) -> None:
-    """Send every task through one connection and one producer."""
-    from celery import Celery
-
-    seconds = plan.task_ms / 1000
-    app = Celery("fairlanes-demo", set_as_current=False)
-    try:
-        with app.connection_for_write(url) as connection, app.amqp.Producer(connection) as producer:
-            for tenant, number in plan.tasks():
-                args = (tenant, number, time.time(), seconds)
-                app.send_task(
-                    "demo.work", args, headers={"tenant": tenant}, producer=producer, ignore_result=True
-                )
-                sent()
-    finally:
-        app.close()
 
 
 class _Watch:
     """Follows one run: how many tasks were sent, and which the worker says it has started."""
 
-    def __init__(
-        self, plan: Plan, worker: GuardedProcess, log: IO[bytes], record: redis.Redis, progress: Progress
-    ) -> None:
+    def __init__(self, plan: Plan, stage: Stage, progress: Progress) -> None:
         self._plan = plan
-        self._worker = worker
-        self._log = log
-        self._record = record
+        self._stage = stage
         self._progress = progress
         self._deadline = time.monotonic() + plan.run_seconds
         self._sent = 0
@@ -187,152 +136,31 @@ class _Watch:
         self._starts: dict[tuple[str, int], Start] = {}
         self._started: Counter[str] = Counter()
 
-    def wait_ready(self) -> None:
-        """Return when the worker is ready."""
-        from fairlanes_transport._demo_app import READY
-
-        deadline = time.monotonic() + _READY_SECONDS
-        while self._record.blpop([READY], timeout=_LOOK_SECONDS) is None:
-            self._check(deadline, "the worker did not get ready")
-
     def sent(self) -> None:
         """Count one more task as sent; now and then take in what has started meanwhile."""
-        from fairlanes_transport._demo_app import STARTS
-
         self._sent += 1
         if self._sent % 50 == 0:
-            self._take(self._record.lpop(STARTS, _BATCH) or [])
+            self._take(self._stage.read(pause=0.0))
 
     def wait_all_started(self) -> list[Start]:
         """Return every task's first start once all have started."""
-        from fairlanes_transport._demo_app import STARTS
-
         total = sum(self._plan.totals.values())
         while len(self._starts) < total:
-            popped = self._record.blmpop(_LOOK_SECONDS, 1, STARTS, direction="LEFT", count=_BATCH)
-            self._take(popped[1] if popped else [])
-            self._check(self._deadline, f"only {len(self._starts)} of {total} tasks were started")
+            self._take(self._stage.read())
+            self._stage.check(self._deadline, f"only {len(self._starts)} of {total} tasks were started")
         return list(self._starts.values())
 
-    def _take(self, entries: Any) -> None:
-        """Take in what was popped from the list of starts, a list of bytes."""
-        for entry in entries:
-            start = Start(*json.loads(entry))
-            if self._starts.setdefault((start.tenant, start.number), start) is start:
-                self._started[start.tenant] += 1
+    def _take(self, entries: list[list[Any]]) -> None:
+        """Take in what was noted."""
+        for what, _, at, *rest in entries:
+            if what == "start":
+                start = Start(*rest, started=at)
+                if self._starts.setdefault((start.tenant, start.number), start) is start:
+                    self._started[start.tenant] += 1
         self._progress.update(self._sent, self._started)
 
-    def _check(self, deadline: float, what: str) -> None:
-        """Raise DemoFailed if the worker has ended or the time is up."""
-        code = self._worker.poll()
-        if code is not None:
-            raise DemoFailed(f"the worker ended with exit code {code}; its log ends:\n{self._log_tail()}")
-        if time.monotonic() > deadline:
-            raise DemoFailed(f"{what} in time; the worker's log ends:\n{self._log_tail()}")
 
-    def _log_tail(self) -> str:
-        self._log.seek(0)
-        return self._log.read()[-_LOG_TAIL_BYTES:].decode(errors="replace")
-
-
-# ---------------------------------------------------------------- showing
-
-
-class LiveProgress:
-    """A bar per tenant on a terminal."""
-
-    def __init__(self, plan: Plan, console: Console) -> None:
-        self._plan = plan
-        self._console = console
-
-    def begin(self, scheme: str) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as Bars
-
-        columns = (
-            TextColumn("{task.description:>9}"),
-            BarColumn(40),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        self._console.print(f"\n[bold]{scheme}://[/bold]")
-        self._bars = Bars(*columns, console=self._console)
-        self._sending = self._bars.add_task("sent", total=sum(self._plan.totals.values()))
-        self._ids = {tenant: self._bars.add_task(tenant, total=n) for tenant, n in self._plan.totals.items()}
-        self._bars.start()
-
-    def update(self, sent: int, started: Counter[str]) -> None:
-        self._bars.update(self._sending, completed=sent)
-        for tenant, bar in self._ids.items():
-            self._bars.update(bar, completed=started[tenant])
-
-    def end(self) -> None:
-        self._bars.stop()
-
-
-class PlainProgress:
-    """A line a second, for a pipe or a log."""
-
-    def __init__(self, plan: Plan, write: Callable[[str], object] = print) -> None:
-        self._plan = plan
-        self._write = write
-        self._scheme = ""
-        self._next = 0.0
-
-    def begin(self, scheme: str) -> None:
-        self._scheme = scheme
-        self._next = 0.0
-        self._write(f"{scheme}://  starting a worker")
-
-    def update(self, sent: int, started: Counter[str]) -> None:
-        total = sum(self._plan.totals.values())
-        if time.monotonic() < self._next and started.total() < total:
-            return
-        self._next = time.monotonic() + _PLAIN_SECONDS
-        counts = "  ".join(f"{tenant} {started[tenant]}/{n}" for tenant, n in self._plan.totals.items())
-        self._write(f"{self._scheme}://  sent {sent}/{total}  started: {counts}")
-
-    def end(self) -> None:
-        pass
-
-
-def table(plan: Plan, results: Sequence[Result]) -> Table:
-    """Return the waits of every tenant on every scheme, and the fairness of each run."""
-    from rich.table import Table
-
-    shown = Table(title="Seconds from sending a task to its start", title_justify="left", show_footer=True)
-    shown.add_column("tenant", footer="Jain's index")
-    shown.add_column("tasks", justify="right")
-    for result in results:
-        index = result.fairness(plan)
-        shown.add_column(
-            f"{result.scheme}://\np50", justify="right", footer="-" if index is None else f"{index:.3f}"
-        )
-        shown.add_column("\np95", justify="right")
-        shown.add_column("\nmax", justify="right")
-    for tenant, tasks in plan.totals.items():
-        cells = [f"{wait:.2f}" for result in results for wait in _three(result, tenant)]
-        shown.add_row(tenant, str(tasks), *cells)
-    return shown
-
-
-def _three(result: Result, tenant: str) -> tuple[float, float, float]:
-    ordered = waits(result.starts, [tenant])
-    return percentile(ordered, 50), percentile(ordered, 95), ordered[-1]
-
-
-JAIN_LINE = (
-    "Jain's index: of the tasks started per tenant while every tenant had tasks waiting; "
-    "1 = equal service, {floor:.3f} = one tenant got all of it."
-)
-"""The line under the table."""
-
-
-def summary(plan: Plan, results: Sequence[Result]) -> str:
-    """Return the outcome in one sentence."""
-    medians = [percentile(waits(result.starts, plan.tenants), 50) for result in results]
-    told = [f"{result.scheme}:// {median:.2f} s" for result, median in zip(results, medians, strict=True)]
-    return f"The quiet tenants' tasks waited (median): on {', on '.join(told)}."
+# ---------------------------------------------------------------- the command
 
 
 def show(plan: Plan, console: Console) -> None:

@@ -5,7 +5,7 @@ There are two families, and the difference decides what kombu and Celery do:
 * :exc:`FairlanesError`: the caller is told, nothing is retried. It derives from none of the classes that
   kombu counts as a connection error (``RedisError``, ``OSError``, ``KeyError``), or a full lane would look
   like a lost connection.
-* :exc:`BrokerUnavailable` and :exc:`NoFreeConnection`: the broker cannot serve now. They *are* connection
+* :exc:`BrokerUnavailable`, :exc:`NoFreeConnection` and :exc:`AccessDenied`: the broker cannot serve now. They *are* connection
   errors, so kombu reconnects and looks the address up again.
 
 The docstring of a class is its default message. The driver's own error is kept in ``__cause__``.
@@ -127,20 +127,30 @@ class LaneFull(FairlanesError):
         return type(self), self.args, vars(self)
 
 
-class BrokerUnavailable(driver.ConnectionError):
+class _SpeakingError(driver.RedisError):
+    """redis-py 8 shows its errors as ``network:ConnectionError``, which is what Celery logs: ours say what happened."""
+
+    def __init__(self, message: str = "", *args: object) -> None:
+        super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""), *args)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+
+class BrokerUnavailable(_SpeakingError, driver.ConnectionError):
     """The server answered, but cannot serve now (it is a replica, is loading, cannot save, ...): try
     again.
     """
 
-    def __init__(self, message: str = "", *args: object) -> None:
-        super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""), *args)
 
-
-class NoFreeConnection(driver.ConnectionError):
+class NoFreeConnection(_SpeakingError, driver.ConnectionError):
     """All connections to the server were in use for too long: raise max_connections."""
 
-    def __init__(self, message: str = "", *args: object) -> None:
-        super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""), *args)
+
+class AccessDenied(_SpeakingError, driver.NoPermissionError):
+    """The server's access list forbids the user a command, a key or a channel: see the documentation for what is
+    needed.
+    """
 
 
 #: First words of the replies of a server that is up but cannot serve now. redis-py strips the word from the
@@ -188,6 +198,8 @@ def translate(exc: Exception, *, lane: str | None = None, queue: str | None = No
     """
     if isinstance(exc, _UNAVAILABLE_CLASSES):
         return BrokerUnavailable(_text_of(exc))
+    if isinstance(exc, driver.NoPermissionError) and not isinstance(exc, AccessDenied):
+        return AccessDenied(_text_of(exc))
     if isinstance(exc, driver.OutOfMemoryError):
         return ServerFull(_about(ServerFull, _text_of(exc)))
     if isinstance(exc, _REDIRECTIONS):

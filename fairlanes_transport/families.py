@@ -162,7 +162,7 @@ class Families:
             self.lane[family].add_metric(labels, max(0, value))
 
     def _add_split(self, family: str, name: str, total: int, by_lane: Mapping[str, int]) -> None:
-        lanes = {label(lane): count for lane, count in reversed(by_lane.items())}
+        lanes = {label(lane): count for lane, count in reversed(list(by_lane.items()))}
         lanes.pop(REST, None)
         for lane, count in lanes.items():
             self.lane[family].add_metric((name, lane), count)

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 SCRAPE_SECONDS: Final = 5.0
 #: Seconds that the collector's own connections wait, if the options do not say otherwise.
 _SOCKET_SECONDS: Final = 2.0
+_FAILURES: Final[tuple[type[Exception], ...]] = (FairlanesError, *connection_errors)
 
 
 class LanesCollector:
@@ -78,7 +79,7 @@ class LanesCollector:
             began = monotonic()
             try:
                 families.left_out.add_metric((), self._read(families, began + self._timeout))
-            except (FairlanesError, *connection_errors) as exc:
+            except _FAILURES as exc:
                 if isinstance(exc, OptionError):
                     raise
                 if not self._failing:

@@ -214,6 +214,16 @@ class Metronome:
             return False
         return monotonic() - self.beat > self.options.hung_loop_seconds
 
+    def attention(self) -> list[tuple[str, float, int]]:
+        """(Queue, seconds since we last began to claim from it, messages that we would take now); from any thread."""
+        now, seen = monotonic(), []
+        for queue, subscriptions in list(self.subscriptions.items()):
+            visited = self._visited.get(queue)
+            if visited is not None:
+                room = sum(channel.credit() for channel in {each.channel for each in list(subscriptions)})
+                seen.append((queue, now - visited, room))
+        return seen
+
     # the event loop
 
     def attach(self, loop: Any) -> None:

@@ -18,9 +18,9 @@ from .replies import text
 from .store import Store
 
 #: Lanes that one step reads.
-LANES_PER_STEP: Final = 10_000
-#: Lanes that one script run reads: some milliseconds of the server's time.
-LANES_AT_ONCE: Final = 500
+LANES_PER_STEP: Final = 5_000
+#: Lanes that one script run reads: one or two milliseconds of the server's time.
+LANES_AT_ONCE: Final = 100
 
 
 @dataclass

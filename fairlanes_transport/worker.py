@@ -17,7 +17,7 @@ from celery import bootsteps
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
 
-from . import tenancy
+from . import control, tenancy
 from .errors import connection_errors, unreachable
 from .keeper import Lease
 
@@ -131,6 +131,7 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         c.on_invalid_task = _with_reason(c.on_invalid_task, "invalid task")
         c.on_unknown_message = _with_reason(c.on_unknown_message, "not a task")
         tenancy.install_worker(c.app)
+        control.install(c)
 
     def include_if(self, c: Any) -> bool:
         """Only with our transport."""

@@ -8,7 +8,7 @@
 -- RETURNS  { now (ms), where the page ended or '' if it is the last, then per lane that has ready messages six: its
 --            name, ready, weight in force, 1 paused; of the next message: born (ms) or '', its eta as written or '' }
 -- ERRORS   none
--- COST     O(limit * log n); about 3 us per lane
+-- COST     O(limit * log n); about 10 us per lane
 --@include clock settings
 
 local now, q, limit = now_ms(ARGV[1]), queue_state(), tonumber(ARGV[3])

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 
 from fairlanes_transport import current_tenant
 from tests.harness import SCHEME, Server
@@ -37,6 +37,8 @@ def example(name: str, broker: Server) -> Iterator[ModuleType]:
     broker.client().flushall()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BROKER_URL", broker.url("fairlanes"))
+        # Celery shares an app's tasks with all apps that the process makes later.
+        patch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
         spec = importlib.util.spec_from_file_location(name, DOCS / "examples" / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None

@@ -134,6 +134,9 @@ class Proxy:
         connection = _Connection(client, server)
         connection.lost = self._mode == "swallow"
         self._connections.add(connection)
+        if self._closed:
+            self._drop(connection)
+            return
         for source, sink in ((client, server), (server, client)):
             threading.Thread(target=self._pump, args=(connection, source, sink), daemon=True).start()
 

@@ -146,7 +146,7 @@ class Drainer:
         try:
             while not self._stop.is_set():
                 with contextlib.suppress(TimeoutError):
-                    self.connection.drain_events(timeout=0.3)
+                    self.connection.drain_events(timeout=0.1)
                 self.turns += 1
         except BaseException as error:
             self.errors.append(error)

@@ -10,6 +10,7 @@ from redis import exceptions as driver
 
 from fairlanes_transport import errors
 from fairlanes_transport.errors import (
+    AccessDenied,
     BrokerUnavailable,
     ClusterRefused,
     FairlanesError,
@@ -100,6 +101,7 @@ def test_a_reply_is_classified_by_its_first_word(reply: str, expected: type[Exce
         (driver.ClusterDownError("The cluster is down"), BrokerUnavailable),
         (driver.TryAgainError("Multiple keys request during rehashing"), BrokerUnavailable),
         (driver.OutOfMemoryError("command not allowed"), ServerFull),
+        (driver.NoPermissionError("this user has no permissions to run the 'psubscribe' command"), AccessDenied),
         (driver.MovedError("3999 127.0.0.1:6381"), ClusterRefused),
     ],
 )
@@ -114,13 +116,19 @@ def test_a_reply_that_the_driver_knows_is_classified_by_its_class(
     [
         driver.ResponseError("WRONGTYPE Operation against a key"),
         driver.NoScriptError("No matching script"),
-        driver.NoPermissionError("this user has no permissions"),
         driver.ConnectionError("Connection closed by server."),
         ValueError("not the server's"),
     ],
 )
 def test_other_errors_stay_as_they_are(exc: Exception) -> None:
     assert translate(exc) is exc
+
+
+def test_what_celery_logs_says_what_happened() -> None:
+    """redis-py 8 shows its own errors by category and class alone."""
+    denied = translate(driver.NoPermissionError("this user has no permissions to run the 'psubscribe' command"))
+    assert repr(denied) == "AccessDenied(\"this user has no permissions to run the 'psubscribe' command\")"
+    assert "READONLY" in repr(translate(driver.ResponseError("READONLY You can't write")))
 
 
 def test_a_full_lane_is_named_with_its_size() -> None:

@@ -76,6 +76,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     made.finalize()
     # The apps of other tests may live on, and have the same tasks.
     monkeypatch.setattr(celery._state, "default_app", made)
+    monkeypatch.setattr(celery._state._tls, "current_app", None)
     yield made
     made.close()
 
