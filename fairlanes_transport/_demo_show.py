@@ -85,9 +85,7 @@ def table(plan: Plan, results: Sequence[Result]) -> Table:
     shown.add_column("tasks", justify="right")
     for result in results:
         index = result.fairness(plan)
-        shown.add_column(
-            f"{result.scheme}://\np50", justify="right", footer="-" if index is None else f"{index:.3f}"
-        )
+        shown.add_column(f"{result.scheme}://\np50", justify="right", footer="-" if index is None else f"{index:.3f}")
         shown.add_column("\np95", justify="right")
         shown.add_column("\nmax", justify="right")
     for tenant, tasks in plan.totals.items():

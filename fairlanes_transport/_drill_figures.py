@@ -23,7 +23,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -95,9 +95,12 @@ class Record:
     """When which worker was killed."""
 
     def waits(self, tenant: str) -> list[tuple[float, float]]:
-        """When each started task of the tenant was sent, and how long it waited, in seconds."""
+        """When each started task of the tenant was sent, and how long it waited, in seconds.  What was sent before
+        the first worker was there waits from the first claim on.
+        """
+        began = min((claim.at for claim in self.claims), default=0.0)
         return sorted(
-            (at, max(0.0, self.starts[task] - at))
+            (max(at, began), max(0.0, self.starts[task] - max(at, began)))
             for task, at in self.sent.items()
             if task[0] == tenant and task in self.starts
         )
@@ -302,8 +305,6 @@ def _long_waits(facts: Facts, record: Record) -> list[str]:
 
 def _not_started(facts: Facts, record: Record) -> list[str]:
     missing = Counter(
-        tenant
-        for tenant, number in record.sent
-        if tenant != facts.flood and (tenant, number) not in record.starts
+        tenant for tenant, number in record.sent if tenant != facts.flood and (tenant, number) not in record.starts
     )
     return [f"lost: {count} tasks of {tenant} were not started" for tenant, count in missing.items()]

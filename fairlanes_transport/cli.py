@@ -16,6 +16,7 @@ COMMANDS = {
     "delayed": "fairlanes_transport.commands:delayed",
     "demo": "fairlanes_transport.demo:command",
     "doctor": "fairlanes_transport.doctor_command:doctor",
+    "drill": "fairlanes_transport.drill:drill",
     "drop": "fairlanes_transport.commands:drop",
     "exporter": "fairlanes_transport.exporter:exporter",
     "lanes": "fairlanes_transport.commands:lanes",

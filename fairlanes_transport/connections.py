@@ -75,6 +75,8 @@ class Link:
         holds a dedicated connection from an older generation should replace it when it is idle."""
         self.down = False
         """The last command met a lost connection, or no answer: who only cleans up need not wait for another."""
+        self.silences = 0
+        """How often a command was not answered in time: connections that wait for something may be dead as well."""
         self._start_empty()
         self._follow_credentials()
         _all_links.add(self)
@@ -310,6 +312,8 @@ class Link:
         if isinstance(exc, (DriverConnectionError, DriverTimeoutError, OSError)):
             # What took one connection has most likely taken the others.
             self.down = True
+            if isinstance(exc, (DriverTimeoutError, TimeoutError)):
+                self.silences += 1
             self.disconnect()
         error = translate(exc) if isinstance(exc, Exception) else exc
         if error is exc:

@@ -154,7 +154,8 @@ class _Watch:
         """Take in what was noted."""
         for what, _, at, *rest in entries:
             if what == "start":
-                start = Start(*rest, started=at)
+                tenant, number, sent = rest
+                start = Start(tenant, number, sent, at)
                 if self._starts.setdefault((start.tenant, start.number), start) is start:
                     self._started[start.tenant] += 1
         self._progress.update(self._sent, self._started)
@@ -178,16 +179,10 @@ def _line(text: str) -> None:
 
 
 @click.command("demo")
-@click.option(
-    "--flood", default=Plan.flood, show_default=True, type=click.IntRange(1), help="Tasks of the flood."
-)
-@click.option(
-    "--quiet", default=Plan.quiet, show_default=True, type=click.IntRange(1), help="Tasks of each other."
-)
+@click.option("--flood", default=Plan.flood, show_default=True, type=click.IntRange(1), help="Tasks of the flood.")
+@click.option("--quiet", default=Plan.quiet, show_default=True, type=click.IntRange(1), help="Tasks of each other.")
 @click.option("--task-ms", default=Plan.task_ms, show_default=True, type=float, help="How long a task takes.")
-@click.option(
-    "--scheme", "schemes", multiple=True, default=Plan.schemes, show_default=True, help="Broker to run on."
-)
+@click.option("--scheme", "schemes", multiple=True, default=Plan.schemes, show_default=True, help="Broker to run on.")
 def command(flood: int, quiet: int, task_ms: float, schemes: tuple[str, ...]) -> None:
     """One tenant floods, five wait: the same worker on redis:// and on fairlanes://.
 

@@ -16,6 +16,7 @@ REST: Final = "(rest)"
 #: Counter -> field of the queue's totals, and what it counts.
 TOTALS: Final = {
     "enqueued": "Messages published.",
+    "repeated": "Publications of a message that was there already: nothing was done.",
     "claimed": "Claims by workers; a message that comes back is claimed again.",
     "acked": "Messages finished.",
     "released": "Messages handed back unstarted.",
@@ -26,6 +27,8 @@ TOTALS: Final = {
     "trimmed": "Dead letters dropped by number or age.",
     "purged": "Messages purged.",
     "cancelled": "Messages cancelled.",
+    "moved_in": "Messages moved here from another queue.",
+    "moved_out": "Messages moved to another queue.",
     "freed": "Running slots whose worker died.",
 }
 #: Gauges of a queue: name -> what it is.

@@ -142,6 +142,7 @@ class Fanout:
         elif self._pinged is not None:
             if monotonic() - self._pinged > PONG_SECONDS:
                 logger.warning("the fanout connection does not answer; subscribing anew")
+                self.link.silences += 1
                 self.connect()
         elif self.options.health_check_interval and monotonic() - self._heard > self.options.health_check_interval:
             self._pinged = monotonic()

@@ -118,7 +118,8 @@ class Keeper:
     ) -> None:
         self.lease_ms = int(lease_seconds * 1000)
         self.interval = lease_seconds / 3
-        self.store = Store(Link(link.address, link.options), prefix, policy)
+        self._link = Link(link.address, link.options)
+        self.store = Store(self._link, prefix, policy)
         self._held: dict[tuple[str, str], Lease] = {}
         self._later: deque[Callable[[Store], object]] = deque()
         self._unsaid: deque[Callable[[], None]] = deque()
@@ -144,6 +145,11 @@ class Keeper:
     def behind(self) -> bool:
         """Whether something waits for the broker: what else there is to tell it had better wait too."""
         return bool(self._later)
+
+    @property
+    def silences(self) -> int:
+        """How often the keeper was not answered in time."""
+        return self._link.silences
 
     def held(self, key: tuple[str, str]) -> Lease | None:
         """The lease that this process has on a message, if it has one."""

@@ -149,6 +149,7 @@ class Metronome:
         self._timer: Any = None
         self._timer_at = 0.0
         self._drained_at = 0.0
+        self._heard = self._silences()
 
     # subscriptions
 
@@ -237,12 +238,28 @@ class Metronome:
             return
         self._turned()
         self._turning = True
+        self._check_path()
         self.before_park()
         self._advance()
         self.courier.post()
         self.fanout.check()
         self._watch_due()
         self._add_readers()
+
+    def _check_path(self) -> None:
+        """Somebody in this process was not answered: our own waits may be for a path that is dead too, and would
+        notice it only when they are over.  (Celery swallows the errors of heartbeats.)
+        """
+        silences = self._silences()
+        if silences == self._heard:
+            return
+        self._heard = silences
+        if self.subscriptions:
+            raise DriverConnectionError("the broker did not answer a command: connecting anew")
+        self.fanout.close()  # to be subscribed anew
+
+    def _silences(self) -> int:
+        return self.park.link.silences + self.keeper.silences
 
     def turning(self) -> bool:
         """Whether the caller is on the loop's thread and another `tick` is to come."""
@@ -371,6 +388,7 @@ class Metronome:
 
     def _drain_once(self, deadline: float | None) -> bool:
         self._turned()
+        self._check_path()
         if self._drain_fanout():
             return True
         if self.buffer or self._prepare(park=deadline is None or deadline > self.beat):

@@ -337,6 +337,18 @@ def test_beat(tmp_path: Path) -> None:
             assert {(note["header"], note["lane"]) for note in notes} == {wanted}
 
 
+def test_results_over_the_same_broker_come_back() -> None:
+    conf = {"results": True, "result_backend": "rpc://"}
+    with (
+        Server("redis") as server,
+        Worker(server, app="tests.apps.canvas", conf=conf),
+        Sender(server, **conf) as sender,
+        tenant("acme"),
+    ):
+        sent = [sender.app.send_task("canvas.echo", (i,)) for i in range(5)]
+        assert [result.get(timeout=20) for result in sent] == list(range(5))
+
+
 def test_another_broker_is_left_alone(prefork: Stage) -> None:
     queue = f"q{next(_numbers)}"
     with Sender(prefork.server, "redis", task_ignore_result=True) as sender, tenant("acme"):

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import redis
-from celery import Celery, Task, chain, chord, group, signature
+from celery import VERSION, Celery, Task, chain, chord, group, signature
 from celery.canvas import Signature
 from celery.utils.log import get_task_logger
 
@@ -115,6 +115,9 @@ class Form(NamedTuple):
     stamps: bool = True
 
 
+#: Before Celery 5.7 map and starmap lose the options of their signature.
+MAPS_KEEP_STAMPS = VERSION >= (5, 7)
+
 FORMS = {
     "task": Form(_mark, 1),
     "spawning": Form(_one("canvas.spawn"), 4),
@@ -132,8 +135,8 @@ FORMS = {
     "chord in a chain": Form(lambda label: chain(_mark(label), group(*_marks(label, 2)), _mark(label)), 4),
     "add_to_chord": Form(lambda label: chord([_one("canvas.adding")(label)], _mark(label)), 3),
     "nested": Form(_nested, 7),
-    "map": Form(lambda label: _mapped(label, "map"), 2),
-    "starmap": Form(lambda label: _mapped(label, "starmap"), 2),
+    "map": Form(lambda label: _mapped(label, "map"), 2, stamps=MAPS_KEEP_STAMPS),
+    "starmap": Form(lambda label: _mapped(label, "starmap"), 2, stamps=MAPS_KEEP_STAMPS),
     # chunks makes its group when it is applied, from what was given to it, without its options.
     "chunks": Form(_chunked, 4, stamps=False),
 }  # fmt: skip
@@ -148,6 +151,11 @@ def tasks(app: Celery) -> None:  # noqa: C901 - a list
     def mark(self: Task[Any, Any], label: str) -> None:
         """Note whose it is."""
         note(self, label)
+
+    @task(name="canvas.echo")
+    def echo(value: Any) -> Any:
+        """Return the argument."""
+        return value
 
     @task(bind=True, name="canvas.spawn")
     def spawn(self: Task[Any, Any], label: str) -> None:

@@ -76,5 +76,5 @@ def again(self: Task[Any, Any], i: int) -> None:
 
 @inspect_command()
 def timer_entries(state: Any, **kwargs: Any) -> int:
-    """How many timers the worker's loop has, not counting those of the events it sends."""
-    return len(state.consumer.timer.queue)
+    """How many timers the worker's loop has, without those that were cancelled and wait for their time."""
+    return sum(not getattr(each, "entry", each).canceled for each in state.consumer.timer.queue)

@@ -35,9 +35,7 @@ def _measure(rig: Rig, scheme: str) -> dict[str, float]:
         for process in parked:
             process.wait_ready(60)
         with Commands(server) as counted:
-            Process(
-                "publish", url=url, queue=queue, n=n, lanes=10, delay=DELAY_SECONDS, per_second=PER_SECOND
-            ).result()
+            Process("publish", url=url, queue=queue, n=n, lanes=10, delay=DELAY_SECONDS, per_second=PER_SECOND).result()
             wait_for(lambda: backlog(server, scheme, queue) == 0, 30, "the due messages")
             time.sleep(0.5)
     return {

@@ -38,8 +38,7 @@ def _run(rig: Rig, schemes: Sequence[str]) -> Values:
                     waits[scheme].append((float(popped[1]) - sent) * 1000)
                 time.sleep(PAUSE_SECONDS)
     return {
-        scheme: {"p50": percentile(sorted(ms), 50), "p99": percentile(sorted(ms), 99)}
-        for scheme, ms in waits.items()
+        scheme: {"p50": percentile(sorted(ms), 50), "p99": percentile(sorted(ms), 99)} for scheme, ms in waits.items()
     }
 
 

@@ -5,8 +5,8 @@ Each prints what it returns as JSON, last.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import socket
 import sys
 import threading
 import time
@@ -25,7 +25,7 @@ def _queue(name: str) -> Queue:
     return Queue(name, routing_key=name)
 
 
-def publish(url: str, queue: str, n: int, lanes: int, delay: float = 0.0, per_second: float = 0.0) -> float:
+def publish(url: str, queue: str, n: int, lanes: int, *, delay: float = 0.0, per_second: float = 0.0) -> float:
     """Publish `n` messages into so many lanes; returns messages per second.
 
     Args:
@@ -57,9 +57,7 @@ def consume(url: str, queue: str, n: int, prefetch: int) -> dict[str, float]:
         message.ack()
 
     with Connection(url) as connection:
-        consumer = Consumer(
-            connection.channel(), [_queue(queue)], callbacks=[on_message], prefetch_count=prefetch
-        )
+        consumer = Consumer(connection.channel(), [_queue(queue)], callbacks=[on_message], prefetch_count=prefetch)
         consumer.consume()
         start, cpu = time.perf_counter(), time.process_time()
         while seen < n:
@@ -68,7 +66,7 @@ def consume(url: str, queue: str, n: int, prefetch: int) -> dict[str, float]:
     return {"rate": n / seconds, "cpu": cpu / n * 1e6}
 
 
-def park(url: str, queue: str, prefetch: int, consumers: int = 1, seconds: float = 0.0) -> None:
+def park(url: str, queue: str, prefetch: int, *, consumers: int = 1, seconds: float = 0.0) -> None:
     """Wait in so many threads for messages, each with its own connection; a message takes `seconds`.  It never
     returns.
     """
@@ -81,9 +79,7 @@ def park(url: str, queue: str, prefetch: int, consumers: int = 1, seconds: float
             message.ack()
 
         with Connection(url) as connection:
-            consumer = Consumer(
-                connection.channel(), [_queue(queue)], callbacks=[on_message], prefetch_count=prefetch
-            )
+            consumer = Consumer(connection.channel(), [_queue(queue)], callbacks=[on_message], prefetch_count=prefetch)
             consumer.consume()
             # The first wait claims, and parks; the timeouts that follow leave it parked.
             _drain(connection, 0.2)
@@ -100,10 +96,8 @@ def park(url: str, queue: str, prefetch: int, consumers: int = 1, seconds: float
 
 
 def _drain(connection: Connection, timeout: float) -> None:
-    try:
+    with contextlib.suppress(TimeoutError):
         connection.drain_events(timeout=timeout)
-    except socket.timeout:
-        pass
 
 
 def produce(url: str, threads: int, each: int) -> None:

@@ -85,12 +85,11 @@ class Report:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per figure, in the order of the benchmarks."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for name, benchmark in self.benchmarks.items():
             measured = self.rounds[name]
             known = {figure: None for values in measured for scheme in values.values() for figure in scheme}
-            for figure in known:
-                rows.append(self._row(name, figure, benchmark.figures.get(figure), measured))
+            rows += [self._row(name, figure, benchmark.figures.get(figure), measured) for figure in known]
         return rows
 
     def _row(self, name: str, title: str, figure: Figure | None, measured: list[Values]) -> dict[str, Any]:

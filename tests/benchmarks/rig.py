@@ -96,7 +96,7 @@ def closing_quietly(started: list[Worker]) -> Iterator[None]:
         for worker in started:
             worker.close()
         raise
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         for worker in started:
             worker.close()
 
@@ -229,35 +229,6 @@ def drained(left: Callable[[], int], total: int, groups: Iterable[int], timeout:
         time.sleep(_LOOK_SECONDS)
 
 
-@contextlib.contextmanager
-def held_back(server: Server, scheme: str, queue: str) -> Iterator[str]:
-    """Publish in the block to the queue that is given; what was published is there all at once when it ends."""
-    if scheme == BASELINE:
-        hidden = f"{queue}-hidden"
-        yield hidden
-        server.client().rename(hidden, queue)  # wakes who waits for the new name
-    else:
-        lanes = Lanes(server.url(scheme))
-        lanes.pause(queue)
-        yield queue
-        lanes.resume(queue)
-
-
-def drain_rate(left: Callable[[], int], total: int, timeout: float = 120.0) -> float:
-    """Messages per second between the first tenth of the backlog and the last."""
-    began: tuple[float, int] | None = None
-    deadline = time.monotonic() + timeout
-    while True:
-        now, remaining = time.perf_counter(), left()
-        if began is None and remaining <= total * 0.9:
-            began = now, remaining
-        if began is not None and remaining <= total * 0.1:
-            return (began[1] - remaining) / (now - began[0])
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{remaining} of {total} messages are left after {timeout:.0f} s")
-        time.sleep(_LOOK_SECONDS)
-
-
 class Commands:
     """What clients asked a server in a while: use it as a context.
 
@@ -357,4 +328,3 @@ def connections(server: Server, among: Callable[[dict[str, Any]], bool] = lambda
     client = server.client()
     own = client.client_id()
     return sum(1 for other in client.client_list() if int(other["id"]) != own and among(other))
-

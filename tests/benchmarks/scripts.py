@@ -42,7 +42,8 @@ def _measure(rig: Rig, scheme: str) -> dict[str, float]:
         Process("consume", url=url, queue=queue, n=10, prefetch=PREFETCH).result()
         figures = {
             "publish": _micros(server, lambda: Process("publish", **common, lanes=LANES).result(), only) / n,
-            "deliver and ack": _micros(server, lambda: Process("consume", **common, prefetch=PREFETCH).result(), only) / n,
+            "deliver and ack": _micros(server, lambda: Process("consume", **common, prefetch=PREFETCH).result(), only)
+            / n,
         }
         return figures if scheme == BASELINE else {**figures, **_by_script(server, n)}
 

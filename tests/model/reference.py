@@ -61,7 +61,9 @@ class Reference:
             del self.roles["keeper"]
 
     def need(self) -> bool:
-        return not self.paused and bool(self.ring or ("keeper" not in self.roles and (self.waiting or self.tags("delayed"))))
+        return not self.paused and bool(
+            self.ring or ("keeper" not in self.roles and (self.waiting or self.tags("delayed")))
+        )
 
     def keep(self, consumer: str, parks: bool, now: int) -> int | None:
         if not parks:

@@ -156,9 +156,7 @@ class Bench:
         """All that has changed since `mark`: ``part[:lane]/member`` -> new value, None where it is gone."""
         after = self.check().flat()
         return {
-            name: after.get(name)
-            for name in sorted({*self.before, *after})
-            if self.before.get(name) != after.get(name)
+            name: after.get(name) for name in sorted({*self.before, *after}) if self.before.get(name) != after.get(name)
         }
 
     def drop_token(self) -> bool:

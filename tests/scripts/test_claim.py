@@ -135,9 +135,7 @@ def test_cost_counts_instead_of_one(bench: Bench) -> None:
 @pytest.mark.parametrize("late", [0.5, 1, 3])
 @pytest.mark.parametrize("other", [1, 2, 7])
 @pytest.mark.parametrize("served", [0, 1, 10, 23])
-def test_who_becomes_ready_waits_no_longer_than_one_turn(
-    bench: Bench, late: float, other: float, served: int
-) -> None:
+def test_who_becomes_ready_waits_no_longer_than_one_turn(bench: Bench, late: float, other: float, served: int) -> None:
     bench.configure("late", weight=late)
     for lane in ("x", "y", "z"):
         bench.configure(lane, weight=other)
@@ -478,3 +476,50 @@ def test_every_claim_moves_the_end_of_a_queue_that_has_one(bench: Bench) -> None
         ttl = bench.check().ttl
         assert {"queue"} <= set(ttl)
         assert min(ttl.values()) > 50_000
+
+
+# the histogram of waits
+
+
+def waits(bench: Bench) -> dict[str, int]:
+    """What the totals say of waits."""
+    return {name: n for name, n in bench.check().totals.items() if name.startswith("wait_")}
+
+
+def test_waits_are_counted_once_per_message(bench: Bench) -> None:
+    bench.fill("a", 3)
+    bench.tick(30)
+    bench.fill("b", 1)
+    bench.tick(50)
+    fences = [message.fence for message in bench.claim(4)]
+    assert waits(bench) == {"wait_le_50": 1, "wait_le_100": 3, "wait_ms": 3 * 80 + 50}
+    bench.store.release("q", fences)
+    bench.tick(5_000)
+    assert len(bench.claim(4)) == 4
+    assert sum(waits(bench).values()) == 4 + 290
+
+
+@pytest.mark.parametrize(
+    ("ms", "field"),
+    [(0, "wait_le_50"), (50, "wait_le_50"), (51, "wait_le_100"), (1_800_000, "wait_le_1800000")]
+    + [(1_800_001, "wait_le_inf"), (10**9, "wait_le_inf")],
+)
+def test_buckets_of_waits(bench: Bench, ms: int, field: str) -> None:
+    bench.put("t")
+    bench.tick(ms)
+    bench.claim()
+    assert waits(bench) == ({field: 1, "wait_ms": ms} if ms else {field: 1})
+
+
+def test_a_message_with_an_eta_is_not_in_the_histogram(bench: Bench) -> None:
+    bench.store.enqueue("q", "t", "a", '{"headers": {"eta": "2023-11-14T22:13:30+00:00"}}', b"")
+    bench.store.enqueue("q", "u", "a", '{"headers": {"eta": null, "argsrepr": "(\\"eta\\": \\"x\\")"}}', b"")
+    assert len(bench.claim(2)) == 2
+    assert waits(bench) == {"wait_le_50": 1}
+
+
+def test_a_clock_that_went_back_is_a_wait_of_nothing(bench: Bench) -> None:
+    bench.put("t")
+    bench.tick(-5_000)
+    bench.claim()
+    assert waits(bench) == {"wait_le_50": 1}

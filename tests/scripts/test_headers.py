@@ -16,7 +16,7 @@ from tests.scripts.bench import Bench
 LUA = resources.files("fairlanes_transport").joinpath("lua")
 INCLUDES = sorted(f.name for f in LUA.joinpath("include").iterdir())
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5}
-FUNCTION = re.compile(r"^local function ([a-z_]+)\(", re.M)
+FUNCTION = re.compile(r"^local function ([a-z_]+)\(", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -211,9 +211,7 @@ def test_a_command_that_fails_names_file_and_line(bench: Bench) -> None:
         bench.claim()
 
 
-def test_a_script_that_does_not_compile_names_the_line(
-    bench: Bench, break_at: Callable[[str, str, str], int]
-) -> None:
+def test_a_script_that_does_not_compile_names_the_line(bench: Bench, break_at: Callable[[str, str, str], int]) -> None:
     line = break_at("claim.lua", "local taken =", "local = 2")
     bench.put("t")
     with pytest.raises(ScriptError, match=f"^claim\\.lua:{line}: "):

@@ -83,9 +83,7 @@ def test_what_comes_back_keeps_its_place(bench: Bench) -> None:
 
 @pytest.mark.parametrize("requeue", [True, False])
 @pytest.mark.parametrize("change", [{"attempt": 0}, {"attempt": 2}, {"token": "x"}])
-def test_a_pair_that_is_not_current_changes_nothing(
-    bench: Bench, change: dict[str, object], requeue: bool
-) -> None:
+def test_a_pair_that_is_not_current_changes_nothing(bench: Bench, change: dict[str, object], requeue: bool) -> None:
     bench.put("t")
     fence = bench.fence()._replace(**change)  # type: ignore[arg-type]
     bench.mark()

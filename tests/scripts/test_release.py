@@ -13,9 +13,7 @@ def test_the_whole_state(bench: Bench) -> None:
     bench.mark()
     assert bench.store.release(bench.queue, [fence]) == (DONE,)
     score = 2 * 2**49 + 1
-    assert bench.state().message == {
-        "t": Record("a", attempt=1, priority=2, score=score, born=T0, token=fence.token)
-    }
+    assert bench.state().message == {"t": Record("a", attempt=1, priority=2, score=score, born=T0, token=fence.token)}
     assert bench.changes() == {
         "flight:a/t": None,
         "leases/t": None,
