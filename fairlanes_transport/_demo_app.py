@@ -1,50 +1,60 @@
 """The Celery app that ``fairlanes demo`` and ``fairlanes drill`` run: plain Celery, which nowhere says what its
 broker is.
 
-The broker comes from Celery's own ``CELERY_BROKER_URL``, other settings from ``FAIRLANES_DEMO_CONF``; where to note
-what happened, from ``FAIRLANES_DEMO_RECORD``: a file, so that nothing but the tasks touches the broker.
+The broker comes from Celery's own ``CELERY_BROKER_URL``, other settings from ``FAIRLANES_DEMO_CONF``.  What happened
+is noted among what the worker logs, so that nothing but the tasks touches the broker, and nothing is left of it.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import time
 from typing import Any
 
 from celery import Celery
+from celery.app.amqp import AMQP
 from celery.signals import task_received, worker_ready
-
-RECORD_ENV = "FAIRLANES_DEMO_RECORD"
-"""Environment variable with the path of the record, which is there already."""
+from kombu import Exchange
 
 CONF_ENV = "FAIRLANES_DEMO_CONF"
 """Environment variable with Celery settings, as JSON."""
+
+MARK = b"\x1e"
+"""What a line begins with that is no log line."""
 
 TASK = "demo.work"
 NUMBER = "demo_number"
 """Header with a task's number within its tenant's."""
 
+
+class UnboundAMQP(AMQP):
+    """Queues on the exchange without a name, where each is known by its own."""
+
+    default_exchange = Exchange("")
+
+
+def configured(app: Celery, conf: dict[str, Any]) -> Celery:
+    """Give the app these settings.  Queues named there are on the default exchange: a binding would stay behind."""
+    app.conf.update(conf)
+    if "task_queues" in conf:
+        app.amqp_cls = UnboundAMQP
+    return app
+
+
 app = Celery("fairlanes-demo")
 app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=False)
-app.conf.update(json.loads(os.environ.get(CONF_ENV) or "{}"))
+configured(app, json.loads(os.environ.get(CONF_ENV) or "{}"))
 
 
-@functools.cache
-def _record(pid: int) -> int:
-    """Return this process's descriptor of the record."""
-    return os.open(os.environ[RECORD_ENV], os.O_WRONLY | os.O_APPEND)
+def note(what: str, *rest: Any) -> None:
+    """Write a line to standard output: what, process group of the worker, time, and what else there is to it.
 
-
-def note(*entry: Any) -> None:
-    """Add a line to the record: what, process group of the worker, time, and what else there is to it.
-
-    One write, to a file that is opened for appending: lines of several processes do not mix.
+    It is one write, to a file that is open for appending, so lines of several processes do not mix; somebody may
+    have left a line unfinished.
     """
-    what, *rest = entry
-    line = json.dumps([what, os.getpgrp(), time.time(), *rest]) + "\n"
-    os.write(_record(os.getpid()), line.encode())
+    line = json.dumps([what, os.getpgrp(), time.time(), *rest]).encode()
+    os.write(1, b"\n" + MARK + line + b"\n")
 
 
 @worker_ready.connect

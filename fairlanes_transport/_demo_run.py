@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fairlanes_transport.errors import FairlanesError
@@ -27,6 +26,7 @@ READY_SECONDS = 30.0
 
 _LOOK_SECONDS = 0.02
 _LOG_TAIL_BYTES = 3000
+_READ_BYTES = 1 << 20
 
 
 class DemoFailed(FairlanesError):
@@ -46,23 +46,22 @@ class Stage:
         self._url = url
         self._flags = flags
         self._conf = dict(conf or {})
-        self._stack = contextlib.ExitStack()
+        self._read_to = 0
         self._tail = b""
         self.workers: list[GuardedProcess] = []
         """Those that were started and not killed."""
 
     def __enter__(self) -> Stage:
-        with contextlib.ExitStack() as stack:
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fairlanes-record-"))
-            self._path = Path(directory, "record")
-            self._log: IO[bytes] = stack.enter_context(Path(directory, "log").open("a+b"))
-            self._record: IO[bytes] = stack.enter_context(self._path.open("w+b", buffering=0))
-            stack.callback(self._close_workers)
-            self._stack = stack.pop_all()
+        # Without a name, so that it cannot be left behind.
+        self._log: IO[bytes] = tempfile.TemporaryFile("a+b", buffering=0)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+        try:
+            while self.workers:
+                self.workers.pop().close()
+        finally:
+            self._log.close()
 
     def start_worker(self, name: str = "demo") -> GuardedProcess:
         """Start a worker.  `read` tells when it is ready."""
@@ -72,10 +71,9 @@ class Stage:
         # Celery's own variables in the user's shell are for the user's app: left in, they would win over ours.
         # The URL may hold a password, so it is not among the arguments, which everybody on the machine can read.
         env = {key: value for key, value in os.environ.items() if not key.startswith("CELERY_")}
-        env |= {"CELERY_BROKER_URL": self._url, _demo_app.RECORD_ENV: str(self._path)}
-        env[_demo_app.CONF_ENV] = json.dumps(self._conf)
+        env |= {"CELERY_BROKER_URL": self._url, _demo_app.CONF_ENV: json.dumps(self._conf)}
         celery = (sys.executable, "-m", "celery", "-A", _demo_app.__name__, "worker")
-        command = [*celery, "-n", f"{name}@%h", *WORKER_FLAGS, *self._flags]
+        command = [*celery, "-n", f"{name}-{os.getpid()}@%h", *WORKER_FLAGS, *self._flags]
         worker = GuardedProcess(command, env=env, stdout=self._log)
         self.workers.append(worker)
         return worker
@@ -103,12 +101,16 @@ class Stage:
 
     def read(self, pause: float = _LOOK_SECONDS) -> list[list[Any]]:
         """What was noted since the last call: see `_demo_app.note`.  If there is nothing, pause for so many seconds."""
-        data = self._record.read()
+        from fairlanes_transport._demo_app import MARK
+
+        # The workers' writes move the offset, which is theirs too.
+        data = os.pread(self._log.fileno(), _READ_BYTES, self._read_to)
         if not data:
             time.sleep(pause)
             return []
+        self._read_to += len(data)
         *lines, self._tail = (self._tail + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
 
     def check(self, deadline: float, what: str) -> None:
         """Raise DemoFailed if a worker has ended or the time (monotonic) is up."""
@@ -120,12 +122,11 @@ class Stage:
             raise DemoFailed(f"{what} in time; the worker's log ends:\n{self._log_tail()}")
 
     def _log_tail(self) -> str:
-        self._log.seek(0)
-        return self._log.read()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+        from fairlanes_transport._demo_app import MARK
 
-    def _close_workers(self) -> None:
-        while self.workers:
-            self.workers.pop().close()
+        log = os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0)
+        lines = [line for line in log.split(b"\n") if line and not line.startswith(MARK)]
+        return b"\n".join(lines)[-_LOG_TAIL_BYTES:].decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -142,10 +143,9 @@ def sender(
     """
     from celery import Celery
 
-    from fairlanes_transport._demo_app import NUMBER, TASK
+    from fairlanes_transport._demo_app import NUMBER, TASK, configured
 
-    app = Celery("fairlanes-demo", set_as_current=False)
-    app.conf.update(conf or {})
+    app = configured(Celery("fairlanes-demo", set_as_current=False), dict(conf or {}))
     to = {} if queue is None else {"queue": queue}
     try:
         with app.connection_for_write(url) as connection, app.amqp.Producer(connection) as producer:

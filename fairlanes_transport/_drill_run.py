@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -146,8 +145,8 @@ def run_drill(plan: Plan, broker: Broker, queue: str, tell: Callable[[str], obje
 
 
 def _queue_settings(queue: str) -> dict[str, Any]:
-    """Celery settings for one queue on the default exchange, which needs no binding."""
-    made = {"exchange": "", "routing_key": queue, "queue_arguments": {"x-expires": EXPIRES_MS}}
+    """Celery settings for one queue."""
+    made = {"routing_key": queue, "queue_arguments": {"x-expires": EXPIRES_MS}}
     return {
         "task_queues": {queue: made},
         "task_default_queue": queue,
@@ -244,7 +243,7 @@ class _Drill:
 
     def _start_worker(self) -> Any:
         self._number += 1
-        return self.stage.start_worker(f"drill{self._number}-{uuid.uuid4().hex[:6]}")
+        return self.stage.start_worker(f"drill{self._number}")
 
     def _kill(self) -> bool:
         """Kill the oldest worker and start another; False: not all are ready, so it is not the time."""

@@ -350,8 +350,10 @@ def _tls_value(name: str, value: Any) -> Any:
 
 
 def _tls_of_conninfo(given: Any) -> Mapping[str, Any] | None:
-    """Return kombu's ``ssl``: False, True, or a mapping."""
-    if isinstance(given, Mapping):
+    """Return kombu's ``ssl``: False, True, or a mapping. An empty one is no TLS, as on kombu's redis
+    transport.
+    """
+    if isinstance(given, Mapping) and given:
         return _tls_arguments(given)
     return {} if given else None
 

@@ -75,6 +75,8 @@ class Link:
         holds a dedicated connection from an older generation should replace it when it is idle."""
         self.down = False
         """The last command met a lost connection, or no answer: who only cleans up need not wait for another."""
+        self.silent_at = 0.0
+        """When (monotonic) the last command was not answered in time, if no other was answered since."""
         self.silences = 0
         """How often a command was not answered in time: connections that wait for something may be dead as well."""
         self._start_empty()
@@ -145,7 +147,7 @@ class Link:
             raise self._refused(connection, generation, exc) from exc
         except BaseException as exc:
             self._fail(connection, exc)
-        self.down = False
+        self.down, self.silent_at = False, 0.0
         self._give_back(connection, generation)
         if type(reply) is list:
             _raise_nested(reply)
@@ -171,7 +173,7 @@ class Link:
             replies = [_read_in_place(connection) for _ in commands]
         except BaseException as exc:
             self._fail(connection, exc)
-        self.down = False
+        self.down, self.silent_at = False, 0.0
         replies = [_translated(reply) for reply in replies]
         failures = [reply for reply in replies if isinstance(reply, Exception)]
         if any(isinstance(failure, BrokerUnavailable) for failure in failures):
@@ -314,6 +316,7 @@ class Link:
             self.down = True
             if isinstance(exc, (DriverTimeoutError, TimeoutError)):
                 self.silences += 1
+                self.silent_at = monotonic()
             self.disconnect()
         error = translate(exc) if isinstance(exc, Exception) else exc
         if error is exc:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kombu.utils.json import loads
 from redis.exceptions import ConnectionError as DriverConnectionError
+from redis.exceptions import TimeoutError as DriverTimeoutError
 
 from . import keys
 from .connections import Connection, Link
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds within which a PING on the subscribed connection must be answered.
 PONG_SECONDS = 5.0
+
+#: How long nothing is published after a command was not answered.
+QUIET_SECONDS = 3.0
 
 #: Messages read at a time, so that a flood of events does not keep tasks from being served.
 RECEIVE_BATCH = 100
@@ -58,7 +62,14 @@ class Fanout:
         return bool(self._subscribers)
 
     def publish(self, exchange: str, routing_key: str | None, payload: str) -> None:
-        """Send to everybody who listens now."""
+        """Send to everybody who listens now.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: the server cannot be reached; it is not asked if it did not answer
+                a moment ago, as whoever shuts down sends several.
+        """
+        if self.link.silent_at and monotonic() - self.link.silent_at < QUIET_SECONDS:
+            raise DriverTimeoutError("the broker did not answer a moment ago")
         self.link.call("PUBLISH", self.topic(exchange, routing_key), payload)
 
     def subscribe(self, pattern: str, deliver: Deliver) -> None:

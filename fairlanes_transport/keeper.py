@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between tries while the broker does not answer.
 RETRY_SECONDS = 1.0
 #: How long a process that ends waits for the broker to hear of what has been done.
-EXIT_SECONDS = 3.0
+EXIT_SECONDS = 2.0
 FLUSH_STEP_SECONDS = 0.02
 #: Leases renewed per call.
 CHUNK = 500

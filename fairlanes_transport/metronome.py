@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 LOOPING_SECONDS = 0.1
 #: How long credit may grow before it is used, on a channel that is nearly full.
 SETTLE_SECONDS = 0.005
+#: An event loop polls no longer than this.
+LONGEST_POLL_SECONDS = 10.0
 
 
 class Channel(Protocol):
@@ -273,8 +275,12 @@ class Metronome:
         """
         self._turning = False
         self.before_park()
-        self.courier.post()
-        self.courier.settle()
+        try:
+            self.courier.post()
+            self.courier.settle()
+        except unreachable:
+            self.park.link.down = True
+            raise
 
     def _advance(self) -> None:
         """Park, or claim without waiting for the reply; one claim at a time."""
@@ -291,7 +297,7 @@ class Metronome:
             self._send_claim()
         elif not self._settling:
             self._settling = True
-            self._loop.call_later(SETTLE_SECONDS, self._settle)
+            self._call_later(SETTLE_SECONDS, self._settle)
 
     def _settle(self) -> None:
         self._settling, self._settled = False, True
@@ -353,16 +359,23 @@ class Metronome:
     def _watch_due(self) -> None:
         """Have the loop's timer ring when we have to claim as timekeeper."""
         at = min(self._due.values(), default=0.0)
-        if at == self._timer_at:
+        # One that rings too early does no harm, and a cancelled one stays in the loop's heap until its time.
+        if not at or (self._timer is not None and self._timer_at <= at):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self._loop.call_later(max(0.0, at - monotonic()), self._on_timer) if at else None
+        self._timer = self._call_later(at - monotonic(), self._on_timer)
 
     def _on_timer(self) -> None:
-        self._timer, self._timer_at = None, 0.0
+        self._timer = None
         self._doorbell.ring()
+
+    def _call_later(self, seconds: float, callback: Callable[[], None]) -> Any:
+        """A timer of the loop, set from a tick: the loop has chosen the length of its next poll before that."""
+        if seconds < LONGEST_POLL_SECONDS:
+            self._doorbell.ring()
+        return self._loop.call_later(max(0.0, seconds), callback)
 
     # plain draining
 

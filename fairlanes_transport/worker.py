@@ -131,6 +131,7 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         c.on_invalid_task = _with_reason(c.on_invalid_task, "invalid task")
         c.on_unknown_message = _with_reason(c.on_unknown_message, "not a task")
         tenancy.install_worker(c.app)
+        _send_events_without_waiting(c.app)
         control.install(c)
 
     def include_if(self, c: Any) -> bool:
@@ -233,6 +234,29 @@ def _retrying_often(ensure_connected: Callable[..., Any]) -> Callable[..., Any]:
         return ensure_connected(conn)
 
     return ensure
+
+
+def _send_events_without_waiting(app: Any) -> None:
+    """Celery's worker sends heartbeats from its main loop, and tries each for ever: as long as the broker is away it
+    would hear of nothing else.  Here a heartbeat that cannot be sent waits for the new connection.
+    """
+    from kombu.utils.imports import symbol_by_name
+
+    base = symbol_by_name(app.events.dispatcher_cls)
+    if hasattr(base, "waits_for_nobody"):
+        return
+
+    class PromptEventDispatcher(base):  # type: ignore[misc,valid-type]
+        """Sends each event once."""
+
+        waits_for_nobody = True
+
+        def send(self, type: str, *args: Any, **fields: Any) -> Any:  # noqa: A002
+            fields["retry"] = False
+            return super().send(type, *args, **fields)
+
+    app.events.dispatcher_cls = PromptEventDispatcher
+    vars(app.events).pop("Dispatcher", None)  # the class that Celery has made of the former one
 
 
 def _keeping_written(pool: Any, flush: Callable[[], None]) -> Callable[[], None]:

@@ -32,14 +32,15 @@ local readers = {
   list = function(key) return redis.call('LRANGE', key, 0, -1) end,
   string = function(key) return { redis.call('GET', key) } end,
 }
+local kinds = {
+  queue = 'hash', totals = 'hash', message = 'hash', envelope = 'hash', body = 'hash', reasons = 'hash',
+  settings = 'hash', bucket = 'hash', work = 'hash', flight = 'set', wake = 'list', throttle = 'string',
+}
 local time = redis.call('TIME')
 local out = { time[1] * 1000 + math.floor(time[2] / 1000) }
 for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
-  local kind = redis.call('TYPE', key)
-  kind = kind.ok or kind
-  if readers[kind] then
-    out[#out + 1] = { key, kind, redis.call('PTTL', key), readers[kind](key) }
-  end
+  local kind = kinds[string.match(string.sub(key, #ARGV[2] + 1), '^[a-z]+')] or 'zset'
+  out[#out + 1] = { key, kind, redis.call('PTTL', key), readers[kind](key) }
 end
 return out
 """
@@ -185,7 +186,7 @@ def dump(client: redis.Redis, queue: str, prefix: str = "") -> State:
     """Read the whole state of `queue`, in one atomic step."""
     base = keys.base(queue, prefix)
     pattern = "".join(f"\\{c}" if c in "*?[]^\\" else c for c in base) + "*"
-    reply = client.eval(_DUMP, 0, pattern)
+    reply = client.eval(_DUMP, 0, pattern, base)
     state = State(time=int(reply[0]))
     for key, kind, ttl, content in reply[1:]:
         name = _text(key).removeprefix(base)

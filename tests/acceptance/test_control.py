@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,9 +41,9 @@ class Control:
 
 
 @pytest.fixture
-def control(server: Server, sender: Sender, worker: Callable[..., Worker]) -> Iterator[Control]:
+def control(server: Server, sender: Sender, worker: Callable[..., Worker]) -> Control:
     worker(pool="threads", concurrency=2)
-    yield Control(server, sender)
+    return Control(server, sender)
 
 
 def test_a_lane_is_paused_and_resumed(control: Control, sender: Sender) -> None:
@@ -77,29 +77,28 @@ def test_settings(control: Control) -> None:
     assert control.lanes.lane("celery", "7").weight == 2
 
 
-@pytest.mark.parametrize(
-    ("command", "arguments", "error"),
-    [
-        ("lane_set", {"queue": "celery", "tenant": "a", "weight": -1}, "weight"),
-        ("lane_set", {"queue": "celery", "tenant": "a", "wieght": 1}, "wieght"),
-        ("lane_set", {"queue": "celery", "tenant": "a"}, "weight=3"),
-        ("lane_set", {"queue": "celery", "tenant": "a", "settings": ["weight"]}, "name=value"),
-        ("lane_unset", {"queue": "celery", "tenant": "a", "names": ["speed"]}, "speed"),
-        ("lane_pause", {"queue": "celery"}, "tenant"),
-        ("lane_pause", {"queue": "celery", "tenant": None}, "tenant"),
-        ("lane_pause", {"queue": "celery", "tenant": ""}, "empty"),
-        ("lane_pause", {"queue": "absent", "tenant": "a"}, "absent"),
-        ("queue_pause", {"queue": "absent"}, "absent"),
-        ("queue_pause", {"queue": "celery", "tenant": "a"}, "tenant"),
-        ("lanes", {"queue": "celery", "top": "many"}, "top"),
-    ],
-)
-def test_what_is_wrong_is_an_error_and_changes_nothing(
-    control: Control, command: str, arguments: dict[str, Any], error: str
-) -> None:
-    answer = control(command, **arguments)
-    assert list(answer) == ["error"]
-    assert error in answer["error"]
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("lane_set", {"queue": "celery", "tenant": "a", "weight": -1}, "weight"),
+    ("lane_set", {"queue": "celery", "tenant": "a", "wieght": 1}, "wieght"),
+    ("lane_set", {"queue": "celery", "tenant": "a"}, "weight=3"),
+    ("lane_set", {"queue": "celery", "tenant": "a", "settings": ["weight"]}, "name=value"),
+    ("lane_set", {"queue": "celery", "tenant": "a", "settings": ["paused=perhaps"]}, "paused"),
+    ("lane_unset", {"queue": "celery", "tenant": "a", "names": ["speed"]}, "speed"),
+    ("lane_pause", {"queue": "celery"}, "tenant"),
+    ("lane_pause", {"queue": "celery", "tenant": None}, "tenant"),
+    ("lane_pause", {"queue": "celery", "tenant": ""}, "empty"),
+    ("lane_pause", {"queue": "absent", "tenant": "a"}, "absent"),
+    ("queue_pause", {"queue": "absent"}, "absent"),
+    ("queue_pause", {"queue": "celery", "tenant": "a"}, "tenant"),
+    ("lanes", {"queue": "celery", "top": "many"}, "top"),
+]
+
+
+def test_what_is_wrong_is_an_error_and_changes_nothing(control: Control) -> None:
+    for command, arguments, error in WRONG:
+        answer = control(command, **arguments)
+        assert list(answer) == ["error"], (command, arguments)
+        assert error in answer["error"], (command, arguments)
     stats = control.lanes.snapshot("celery")
     assert (stats.paused, stats.lanes_configured) == (False, 0)
 

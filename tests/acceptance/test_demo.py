@@ -129,14 +129,13 @@ def test_a_failed_run_is_exit_code_1() -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_however_it_is_ended_no_worker_is_left(signum: signal.Signals, tmp_path: pathlib.Path) -> None:
+def test_however_it_is_ended_no_worker_is_left(signum: signal.Signals) -> None:
     with demo("--flood", "5000", "--scheme", "redis") as process:
         assert process.stdout is not None
         next(line for line in process.stdout if "sent" in line)
-        command = next(line for line in processes(str(tmp_path)) if "--port" in line)
-        broker = f"127.0.0.1:{command.split('--port ')[1].split()[0]}/"
-        assert processes(broker)
+        worker = f" -n demo-{process.pid}@"
+        assert processes(worker)
         os.killpg(process.pid, signum)
         process.communicate(timeout=20)
     assert process.returncode == (1 if signum == signal.SIGINT else -signum)
-    wait_for(lambda: not processes(broker), 10, f"the end of the worker after {signum.name}")
+    wait_for(lambda: not processes(worker), 10, f"the end of the worker after {signum.name}")

@@ -6,6 +6,7 @@ All time is passed in.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -29,9 +30,9 @@ CONSUMERS = ["c1", "c2", "c3"]
 
 lanes = st.sampled_from(LANES)
 consumers = st.sampled_from(CONSUMERS)
-picks = st.integers(0, 1_000)
+picks = st.integers(0, 15)
 #: Settings by which a lane is bounded; real time may let a bucket or a throttle end, so theirs are long.
-settings = st.fixed_dictionaries(
+bounds = st.fixed_dictionaries(
     {},
     optional={
         "weight": st.sampled_from([None, 1, 2, 3, 0.5, 7]),
@@ -84,9 +85,11 @@ class QueueMachine(RuleBasedStateMachine):
         return int(due) - self.now
 
     def pick(self, numbers: list[int]) -> list[Fence]:
-        """Fences that somebody once got, current or not, and one that nobody ever had."""
-        known = [*self.fences[-12:], Fence("t0", 1, "forged")]
-        return [known[-1 - n % len(known)] for n in numbers]
+        """Fences that somebody got: for even numbers one that is current, else any; or one that nobody ever had."""
+        known = [Fence("t0", 1, "forged"), *self.fences[-7:]]
+        live = [fence for fence in self.fences if self.ref.check(fence, "leased", "slot") == Answer.DONE]
+        chosen = [live if live and n % 2 == 0 else known for n in numbers]
+        return [fences[-1 - n // 2 % len(fences)] for fences, n in zip(chosen, numbers, strict=True)]
 
     def rearmed(self, need: bool | None = None) -> None:
         """A script has run that ends in `rearm`."""
@@ -134,7 +137,7 @@ class QueueMachine(RuleBasedStateMachine):
         consumer=consumers, n=st.sampled_from([0, 1, 1, 2, 4, 16]), lease=st.sampled_from([5_000, 20_000, 60_000]),
         parks=st.sampled_from(list(WillPark)), popped=st.booleans(), lost=st.sampled_from([False] * 5 + [True]),
     )  # fmt: skip
-    def claim(self, consumer: str, n: int, lease: int, parks: WillPark, popped: bool, lost: bool) -> None:
+    def claim(self, consumer: str, n: int, lease: int, parks: WillPark, *, popped: bool, lost: bool) -> None:
         if popped:
             self.bench.drop_token()
         self.link.lose = lost
@@ -175,10 +178,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.ref.finished = {tag: at for tag, at in self.ref.finished.items() if at > self.now - 300_000}
         self.link.lose = lost
         turn = None
-        try:
+        with contextlib.suppress(redis.exceptions.ConnectionError):
             turn = self.store.ack(self.queue, fences, keep_slot=keep_slot, consumer=consumer, will_park=parks)
-        except redis.exceptions.ConnectionError:
-            pass
         due_in = self.ref.keep(consumer, parks and not self.ref.ring, self.now)
         if turn:
             assert turn.answers == answers, f"ack of {fences} says {turn.answers}, should be {answers}"
@@ -202,7 +203,7 @@ class QueueMachine(RuleBasedStateMachine):
     def extend(self, numbers: list[int], lease: int) -> None:
         fences = self.pick(numbers)
         answers = tuple(self.ref.check(fence, "leased", "slot") for fence in fences)
-        for fence, answer in zip(fences, answers):
+        for fence, answer in zip(fences, answers, strict=True):
             if answer == Answer.DONE:
                 self.ref.messages[fence.tag].time = self.now + lease
         assert self.store.extend(self.queue, fences, lease) == answers
@@ -267,8 +268,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     # the operator
 
-    @rule(lane=lanes, settings=settings)
-    def configure(self, lane: str, settings: dict[str, Any]) -> None:
+    @rule(data=st.data())
+    def operate(self, data: st.DataObject) -> None:
+        """One rule for all that an operator does: it is not most of what happens."""
+        what = data.draw(st.sampled_from([self.configure] * 3 + [self.pause, self.throttle, self.redrive, self.purge]))
+        what(data)
+
+    def configure(self, data: st.DataObject) -> None:
+        lane, settings = data.draw(lanes), data.draw(bounds)
         self.store.configure(self.queue, lane, **settings)
         ref, old = self.ref, {"weight": 1, "burst": 1, **self.ref.settings.get(lane, {})}
         tokens = ref.tokens(lane, self.now) if lane in ref.buckets else None
@@ -287,24 +294,21 @@ class QueueMachine(RuleBasedStateMachine):
         ref.settle(lane, self.now)
         self.rearmed()
 
-    @rule(paused=st.booleans())
-    def pause(self, paused: bool) -> None:
+    def pause(self, data: st.DataObject) -> None:
+        paused = data.draw(st.booleans())
         self.ref.paused = paused
         self.rearmed(self.store.pause(self.queue, paused=paused))
 
-    @rule(lane=lanes, ms=st.sampled_from([30_000, 50_000]), shorten=st.booleans(), end=st.booleans())
-    def throttle(self, lane: str, ms: int, shorten: bool, end: bool) -> None:
-        ms = 0 if end else ms
+    def throttle(self, data: st.DataObject) -> None:
+        lane, ms, shorten = data.draw(lanes), data.draw(st.sampled_from([30_000, 50_000, 0])), data.draw(st.booleans())
         until = self.now + ms if shorten else max(self.now + ms, self.ref.throttles.get(lane, 0))
         assert self.store.throttle(self.queue, lane, ms, shorten=shorten) == until - self.now
         self.ref.throttles[lane] = until
         self.ref.settle(lane, self.now)
         self.rearmed()
 
-    @precondition(lambda self: self.tags)
-    @rule(numbers=st.lists(picks, min_size=1, max_size=3))
-    def redrive(self, numbers: list[int]) -> None:
-        tags = sorted({self.tags[-1 - n % len(self.tags)] for n in numbers} | set(self.ref.tags("dead")[:1]))
+    def redrive(self, data: st.DataObject) -> None:
+        tags = sorted({*self.tags[-1:], *self.ref.tags("dead")[: data.draw(st.integers(1, 3))]})
         dead = [tag for tag in tags if tag in self.ref.tags("dead")]
         for tag in dead:
             m = self.ref.messages[tag]
@@ -324,10 +328,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.store.cancel(self.queue, [tag]) == (answer,)
         self.rearmed()
 
-    @rule(lane=st.sampled_from(["", *LANES]), step=st.sampled_from([1, 2, 1_000]), rare=st.integers(0, 3))
-    def purge(self, lane: str, step: int, rare: int) -> None:
-        if rare:
-            return
+    def purge(self, data: st.DataObject) -> None:
+        lane, step = data.draw(st.sampled_from([*LANES, ""])), data.draw(st.sampled_from([1, 2, 1_000]))
         gone = self.ref.tags("ready", lane=lane or None) + self.ref.tags("delayed", lane=lane or None)
         assert self.store.purge(self.queue, lane, step=step) == len(gone)
         for tag in gone:

@@ -42,7 +42,6 @@ BUGS = [
     Bug("ack does not check the attempt", "ack", "r.attempt ~= attempt or ", "", test_ack.test_the_attempt_counts),
     Bug("release and others do not check the token", "", " or r.token ~= token or not", " or not"),
     Bug("a lost lease can be extended", "extend", " or not redis.call('ZSCORE', K.leases, tag) then", " then"),
-    Bug("extend makes leases anew", "extend", "'XX', deadline", "deadline", None),
     Bug("a late ack leaves the message ready", "ack", "redis.call('ZREM', K.ready .. r.lane, tag)", "1"),
     Bug("a late ack leaves the message delayed", "ack", "redis.call('ZREM', K.delayed, tag)", "1"),
     Bug("a dead message can be acked", "ack", "+ redis.call('ZREM', K.delayed, tag) == 0 then", "< 0 then"),
@@ -151,7 +150,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Bug], None]:
     return plant
 
 
-def run_model(examples: int = 250, steps: int = 40) -> None:
+def run_model(examples: int = 150, steps: int = 40) -> None:
     """The model on fakeredis, the same each time; stops at the first thing that it finds."""
     machine = type("Machine", (QueueMachine,), {"connect": staticmethod(fake_client)})
     run_state_machine_as_test(

@@ -187,6 +187,13 @@ def test_celerys_broker_use_ssl_makes_it_tls(given: object, conninfo: Callable[.
     assert (address.kind, address.tls) == ("tls", VERIFIED)
 
 
+@pytest.mark.parametrize("given", [None, False, {}])
+def test_no_tls_settings_are_no_tls(given: object, conninfo: Callable[..., Connection]) -> None:
+    # Tools such as celery-exporter set broker_use_ssl to an empty mapping when they are told nothing.
+    address = Address.from_conninfo(conninfo("fairlanes://h", ssl=given), Options())
+    assert (address.kind, address.tls) == ("tcp", None)
+
+
 def test_sentinels_can_lead_to_a_master_with_tls(conninfo: Callable[..., Connection]) -> None:
     connection = conninfo("fairlanes-sentinel://a;fairlanes-sentinel://b", ssl={"ssl_cert_reqs": "none"})
     address = Address.from_conninfo(connection, OF_SENTINEL)

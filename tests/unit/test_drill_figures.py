@@ -99,7 +99,9 @@ def test_what_started_while_a_killed_worker_held_the_task_is_not_ahead_of_it() -
     assert worst_ahead(facts(), record, "a")[0] == 1
     assert not [text for text in judge(facts(), record).broken if text.startswith(("ahead", "recovery"))]
     record.claims[-1] = record.claims[-1]._replace(at=100.0)
-    assert judge(facts(lease=5.0), record).broken[-1].startswith("recovery: a task of a came back 98.4 s after the kill")
+    assert (
+        judge(facts(lease=5.0), record).broken[-1].startswith("recovery: a task of a came back 98.4 s after the kill")
+    )
 
 
 def test_the_peak_of_a_limited_lane() -> None:
