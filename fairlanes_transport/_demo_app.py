@@ -15,7 +15,7 @@ from typing import Any
 from celery import Celery
 from celery.app.amqp import AMQP
 from celery.signals import task_received, worker_ready
-from kombu import Exchange
+from kombu.entity import Exchange
 
 CONF_ENV = "FAIRLANES_DEMO_CONF"
 """Environment variable with Celery settings, as JSON."""
@@ -28,7 +28,7 @@ NUMBER = "demo_number"
 """Header with a task's number within its tenant's."""
 
 
-class UnboundAMQP(AMQP):
+class UnboundAMQP(AMQP):  # type: ignore[misc]
     """Queues on the exchange without a name, where each is known by its own."""
 
     default_exchange = Exchange("")

@@ -37,6 +37,8 @@ LANE_ARGUMENTS = {
     "x-lane-max-size": "max_size",
     "x-fairness": "fairness",
 }
+#: How long a channel that closes waits for a broker that does not answer.
+CLOSE_SECONDS = 1.0
 #: An auto-delete queue whose consumer died without a word ends after so long without use.
 AUTO_DELETE_EXPIRES_MS = 24 * 3600 * 1000
 #: Queue arguments of other brokers that change what is delivered, and have no effect here.
@@ -412,8 +414,8 @@ class Channel(virtual.Channel):
 
     def _drop_auto_delete(self, queues: set[str], bindings: list[tuple[str, str, str | None, str]]) -> None:
         transport = self._transport
-        if transport.link.down:
-            return  # it may take long to learn that it still is; they end by themselves
+        if not queues or not transport.link.answers(CLOSE_SECONDS):
+            return  # they end by themselves
         try:
             gone = {
                 queue

@@ -193,6 +193,35 @@ class Link:
         """
         self.call("PING")
 
+    def answers(self, seconds: float) -> bool:
+        """Whether the broker answers now, within so many seconds; not asked again where the last command failed."""
+        if self.down:
+            return False
+        generation = self.generation
+        try:
+            connection = self._take()
+        except (RedisError, OSError):
+            return False
+        sock = getattr(connection, "_sock", None)
+        try:
+            if sock is not None:
+                sock.settimeout(seconds)
+            connection.send_packed_command(connection.pack_command("PING"), check_health=False)
+            connection.read_response(disconnect_on_error=True)
+            if sock is not None:
+                sock.settimeout(self.options.socket_timeout)
+        except ResponseError:
+            self._discard(connection)
+        except (RedisError, OSError) as exc:
+            self._discard(connection)
+            if isinstance(exc, (DriverTimeoutError, TimeoutError)):
+                self.note_silence()
+            self.down = True
+            return False
+        else:
+            self._give_back(connection, generation)
+        return True
+
     def dedicated(self, **overrides: Any) -> Connection:
         """Return a new connection outside the pool, not yet connected, for a socket that lives long.
 
@@ -315,13 +344,17 @@ class Link:
             # What took one connection has most likely taken the others.
             self.down = True
             if isinstance(exc, (DriverTimeoutError, TimeoutError)):
-                self.silences += 1
-                self.silent_at = monotonic()
+                self.note_silence()
             self.disconnect()
         error = translate(exc) if isinstance(exc, Exception) else exc
         if error is exc:
             raise exc
         raise error from exc
+
+    def note_silence(self) -> None:
+        """Note that the broker did not answer in time, on one of these connections or on a dedicated one."""
+        self.down, self.silent_at = True, monotonic()
+        self.silences += 1
 
     def _follow_master(self, connection: Any) -> None:
         """Drop the connections to an old master once the sentinels have named another."""

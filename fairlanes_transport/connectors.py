@@ -146,6 +146,6 @@ def _without_library_name() -> dict[str, Any]:
 
 
 def _keepalive_defaults() -> dict[int, int]:
-    """TCP keepalive that finds a dead path within 45 s, as far as the system has the options."""
-    wanted = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+    """TCP keepalive that finds a dead path within 25 s, as far as the system has the options."""
+    wanted = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
     return {getattr(socket, name): value for name, value in wanted.items() if hasattr(socket, name)}

@@ -18,11 +18,9 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from celery.worker.control import Panel, nok, ok
-
-from .errors import FairlanesError, OptionError, connection_errors
 
 if TYPE_CHECKING:
     from .lanes import Lanes
@@ -30,7 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FAILURES: Final[tuple[type[Exception], ...]] = (FairlanesError, *connection_errors)
+# `celery` imports this module on each of its commands: what is not needed to know the commands is imported when one
+# is carried out.
 
 #: Consumers of this process whose broker is of this transport.
 _consumers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -76,10 +75,12 @@ def _command(kind: str, signature: str, *names: str, variadic: str | None = None
                 return dict(nok(f"{function.__name__} {signature}: {exc}"))
             try:
                 answer = function(_lanes(state), state, **arguments)
-            except _FAILURES as exc:
+            except Exception as exc:
+                if not _is_an_answer(exc):
+                    raise
                 return dict(nok(f"{function.__name__}: {exc}"))
             if kind == "control":
-                logger.info("by remote control: %s", answer)
+                logger.info("by remote control: %r", answer)
             return dict(ok(answer))
 
         args = [(name, str) for name in names]
@@ -89,12 +90,25 @@ def _command(kind: str, signature: str, *names: str, variadic: str | None = None
     return decorate
 
 
+def _is_an_answer(exc: Exception) -> bool:
+    from .errors import FairlanesError, connection_errors
+
+    return isinstance(exc, (FairlanesError, *connection_errors))
+
+
+def _wrong(text: str) -> Exception:
+    """The error to raise for arguments that cannot be used."""
+    from .errors import OptionError
+
+    return OptionError(text)
+
+
 def _lanes(state: Any) -> Lanes:
     from .lanes import Lanes
 
     transport = _transport(state.consumer)
     if transport is None:
-        raise OptionError("this worker is not connected to a fairlanes:// broker")
+        raise _wrong("this worker is not connected to a fairlanes:// broker")
     return Lanes(transport.link, global_keyprefix=transport.options.global_keyprefix)
 
 
@@ -117,7 +131,7 @@ def lane_set(lanes: Lanes, state: Any, queue: str, tenant: Any, settings: Sequen
     """Set weight, limit, rate, burst, max_size or paused of one lane."""
     given = {**dict(map(_setting, settings)), **named}
     if not given:
-        raise OptionError("give one setting at least, such as weight=3")
+        raise _wrong("give one setting at least, such as weight=3")
     lane = lanes.set(queue, _given(tenant), **given)
     return f"lane {tenant} of queue {queue} set: {_own(lane.own)}"
 
@@ -155,7 +169,7 @@ def lanes(lanes: Lanes, state: Any, queue: str | None = None, top: Any = _NAMED)
     try:
         most = min(int(top), 1000)
     except (TypeError, ValueError):
-        raise OptionError(f"top is a number of lanes, not {top!r}") from None
+        raise _wrong(f"top is a number of lanes, not {top!r}") from None
     names = [queue] if queue else sorted(_transport(state.consumer).metronome.subscriptions)
     return {name: _look(lanes, name, most) for name in names}
 
@@ -192,7 +206,7 @@ def _look(lanes: Lanes, queue: str, top: int) -> dict[str, Any]:
 def _given(tenant: Any) -> Any:
     """The tenant; None would mean the whole queue."""
     if tenant is None:
-        raise OptionError("name a tenant")
+        raise _wrong("name a tenant")
     return tenant
 
 
@@ -200,10 +214,10 @@ def _setting(text: Any) -> tuple[str, Any]:
     """``name=value`` of the command line."""
     name, equals, value = str(text).partition("=")
     if not equals:
-        raise OptionError(f"{text!r}: write name=value, such as weight=3")
+        raise _wrong(f"{text!r}: write name=value, such as weight=3")
     if name == "paused":
         if value not in ("true", "false"):
-            raise OptionError(f"paused is true or false, not {value!r}")
+            raise _wrong(f"paused is true or false, not {value!r}")
         return name, value == "true"
     try:
         number = float(value)

@@ -158,7 +158,7 @@ class Families:
             "lane_ready": reading.queue.ready - sum(lane.ready for lane in stats),
             "lane_in_flight": reading.queue.in_flight - sum(lane.in_flight for lane in stats),
             "lane_oldest_wait_seconds": reading.rest_oldest_wait,
-            "lane_share": 1 - sum(lane.share or 0 for lane in stats) if contend else 0,
+            "lane_share": round(1 - sum(lane.share or 0 for lane in stats), 9) if contend else 0,
         }
         for family, value in values.items():
             # The queue and its lanes are not read at one moment.

@@ -153,7 +153,7 @@ class Fanout:
         elif self._pinged is not None:
             if monotonic() - self._pinged > PONG_SECONDS:
                 logger.warning("the fanout connection does not answer; subscribing anew")
-                self.link.silences += 1
+                self.link.note_silence()
                 self.connect()
         elif self.options.health_check_interval and monotonic() - self._heard > self.options.health_check_interval:
             self._pinged = monotonic()
@@ -245,7 +245,7 @@ class Bindings:
         members = [self._member(*row) for row in self.table(exchange) if row[2] == queue]
         endings = keys.endings(exchange, self._prefix)
         scores = self.link.pipeline([("ZSCORE", endings, member) for member in members], raise_on_error=True)
-        self._remove(exchange, [member for member, score in zip(members, scores) if score is not None])
+        self._remove(exchange, [member for member, score in zip(members, scores, strict=True) if score is not None])
 
     def _remove(self, exchange: str, members: list[Any]) -> None:
         if members:
@@ -260,8 +260,8 @@ class Bindings:
         queues = [member.decode().split(self.separator)[-1] for member in members]
         bases = [keys.part(keys.base(queue, self._prefix), "queue") for queue in queues]
         lives = self.link.pipeline([("PTTL", base) for base in bases], raise_on_error=True)
-        self._remove(exchange, [member for member, left in zip(members, lives) if left == -2])
-        later = [x for member, left in zip(members, lives) if left != -2 for x in (now + max(left, 1000), member)]
+        self._remove(exchange, [member for member, left in zip(members, lives, strict=True) if left == -2])
+        later = [x for member, left in zip(members, lives, strict=True) if left != -2 for x in (now + max(left, 1000), member)]
         if later:
             self.link.call("ZADD", endings, *later)
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 #: Seconds between tries while the broker does not answer.
 RETRY_SECONDS = 1.0
 #: How long a process that ends waits for the broker to hear of what has been done.
-EXIT_SECONDS = 2.0
+EXIT_SECONDS = 1.0
 FLUSH_STEP_SECONDS = 0.02
 #: Leases renewed per call.
 CHUNK = 500
@@ -212,7 +212,7 @@ class Keeper:
     def flush(self, seconds: float) -> None:
         """Wait until nothing waits for the broker any more, for at most so long."""
         give_up = monotonic() + seconds
-        while self._later and monotonic() < give_up:
+        while self._later and not self._failing and monotonic() < give_up:
             time.sleep(FLUSH_STEP_SECONDS)
 
     def _extend(self, store: Store, queue: str, leases: list[Lease]) -> None:

@@ -11,7 +11,8 @@ queue      hash   the queue's state and its lanes' defaults: ``vt`` (virtual tim
                   ``paused``, ``keeper`` + ``keeper_until`` (timekeeper), ``deputy`` + ``deputy_until``,
                   ``expires`` (ms), ``weight``, ``limit``, ``rate``, ``burst``, ``max_size``,
                   ``fairness``, ``mean`` (seconds)
-totals     hash   counters since the queue began: enqueued, claimed, acked, released, expired, rejected, ...
+totals     hash   counters since the queue began: enqueued, claimed, acked, released, expired, rejected, ...; a
+                  histogram of waits: ``wait_le_<ms>``, ``wait_ms``
 ring       zset   lane -> virtual time of its next turn; exactly the lanes that can be served now
 waiting    zset   lane -> time (ms) at which its throttle or rate lets it back on the ring
 lanes      zset   lane -> 0; lanes with ready or leased messages (an index to page through)

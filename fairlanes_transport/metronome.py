@@ -279,7 +279,7 @@ class Metronome:
             self.courier.post()
             self.courier.settle()
         except unreachable:
-            self.park.link.down = True
+            self.park.link.note_silence()
             raise
 
     def _advance(self) -> None:

@@ -45,7 +45,7 @@ HUNG_LOOP_SECONDS = 600.0
 SOCKET_TIMEOUT_SECONDS = 5.0
 SOCKET_CONNECT_TIMEOUT_SECONDS = 5.0
 MAX_CONNECTIONS = 10
-HEALTH_CHECK_SECONDS = 20
+HEALTH_CHECK_SECONDS = 30
 #: Between routing key, pattern and queue in a binding, as in kombu's Redis transport: both read the same
 #: sets.
 BINDING_SEPARATOR = "\x06\x16"
@@ -323,7 +323,7 @@ class Options:
     socket_keepalive_options: Mapping[int, int | bytes] | None = _option(
         None,
         _instance("a mapping of socket options", Mapping, optional=True),
-        "TCP keepalive options; None: first probe after 30 s, then every 5 s, dead after 3.",
+        "TCP keepalive options; None: first probe after 10 s, then every 5 s, dead after 3.",
     )
     max_connections: int = _option(
         MAX_CONNECTIONS,

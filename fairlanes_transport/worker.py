@@ -8,6 +8,7 @@ It is part of a worker's consumer only if the worker's broker is of this transpo
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -29,6 +30,8 @@ STEP = f"{__name__}:LanesStep"
 RECONNECT_SECONDS = 10.0
 #: How often a consumer that waits for a free greenlet looks whether it is to shut down.
 ROOM_SECONDS = 0.5
+#: Names of options whose values are not shown.
+_SECRET = re.compile("pass|secret|token|credential", re.IGNORECASE)
 
 
 def install() -> None:
@@ -113,6 +116,14 @@ class Run:
         return timed_out
 
 
+def _without_secrets(told: Any) -> Any:
+    if not isinstance(told, dict):
+        return told
+    return {
+        name: "**" if value and _SECRET.search(str(name)) else _without_secrets(value) for name, value in told.items()
+    }
+
+
 class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Watches the pool of a worker whose broker is of this transport."""
 
@@ -153,6 +164,13 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def stop(self, c: Any) -> None:
         """Nothing to stop."""
+
+    def info(self, c: Any) -> dict[str, Any]:
+        """What ``inspect stats`` says of the broker: Celery's own words, without passwords in the options."""
+        from celery.worker.consumer.connection import Connection
+
+        told = [step.info(c) for step in c.steps if isinstance(step, Connection)]
+        return dict(_without_secrets(told[0])) if told else {}
 
     def close(self, c: Any) -> None:
         """The shutdown begins: hand back what has not started, now, and not when the pool has drained."""

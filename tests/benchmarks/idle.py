@@ -35,6 +35,7 @@ def _run(rig: Rig, schemes: Sequence[str]) -> Values:
             result[scheme] = {
                 "commands of clients": counted[scheme].sent / seconds / WORKERS,
                 "commands, with those in scripts": counted[scheme].all / seconds / WORKERS,
+                **counted[scheme].details(WORKERS),
             }
             before, after = cpu[scheme], cpu_seconds(*(worker.pid for worker in group))
             if before is not None and after is not None:

@@ -24,11 +24,11 @@ def _proxy(here: Site) -> Proxy:
     return here.path.proxy
 
 
-def _works_again(here: Site, task: int, seconds: float) -> None:
+def _works_again(here: Site, task: int, seconds: float, patience: float = 1) -> None:
     until = time.monotonic() + seconds
     here.send("late", task)
     wait_for(lambda: here.ends().get(task), seconds, "a task")
-    while not here.sender.app.control.inspect(timeout=1).ping():
+    while not here.sender.app.control.inspect(timeout=patience).ping():
         assert time.monotonic() < until, "no answer to a ping"
 
 
@@ -103,7 +103,7 @@ def test_a_path_that_stalls_and_a_slow_one(site: Callable[..., Site]) -> None:
     _works_again(here, 1, BACK)
     wait_for(lambda: here.sizes() == (0, 0, 0, 0), 5, "the acks")
     _proxy(here).delay = 0.3
-    _works_again(here, 2, BACK)
+    _works_again(here, 2, BACK, patience=4)
     assert here.starts() == {0: 1, 1: 1, 2: 1}
     assert worker.poll() is None
 

@@ -18,14 +18,14 @@ class Reference:
         #: place: ready, leased, slot, delayed or dead; time: deadline, due time or time of death; roles: who, until
         self.messages, self.settings = dict[str, Any](), dict[str, dict[str, Any]]()
         self.finished, self.throttles, self.waiting = (dict[str, int]() for _ in range(3))
-        self.ring, self.vt, self.arrivals, self.paused = dict[str, float](), 0.0, count(1), False
-        self.buckets, self.roles = dict[str, tuple[float, int]](), dict[str, tuple[str, int]]()
-        self.totals: Counter[str] = Counter()
+        self.vt, self.paused, self.arrivals, self.totals = 0.0, False, count(1), Counter[str]()
+        self.ring, self.roles = dict[str, float](), dict[str, tuple[str, int]]()
+        self.buckets: dict[str, tuple[float, int]] = {}
 
     def tags(self, *places: str, lane: str | None = None, until: float = inf) -> list[str]:
-        found = [(m.order if m.place == "ready" else m.time, tag) for tag, m in self.messages.items()
-                 if m.place in places and lane in (None, m.lane) and (m.place == "ready" or m.time <= until)]  # fmt: skip
-        return [tag for _, tag in sorted(found)]
+        found = ((t, m) for t, m in self.messages.items() if m.place in places and lane in (None, m.lane))
+        at = {tag: m.order if m.place == "ready" else m.time for tag, m in found}
+        return [tag for tag in sorted(at, key=lambda tag: (at[tag], tag)) if until == inf or at[tag] <= until]
 
     def setting(self, lane: str, name: str, default: Any = None) -> Any:
         return self.settings.get(lane, {}).get(name, default)
@@ -100,8 +100,7 @@ class Reference:
     def trim(self, now: int) -> None:
         dead, old = self.tags("dead"), self.tags("dead", until=now - self.policy.dead_letter_ttl * 1000)
         for tag in (dead[: max(0, len(dead) - self.policy.dead_letter_max)] or old)[:100]:
-            self.messages.pop(tag)
-            self.totals["trimmed"] += 1
+            self.totals["trimmed"] += bool(self.messages.pop(tag))
 
     def fail(self, tag: str, now: int, *, at_once: bool = False, fatal: bool = False) -> None:
         m, policy = self.messages[tag], self.policy
@@ -119,7 +118,7 @@ class Reference:
             self.falls_due(m.time)
         self.settle(m.lane, now)
 
-    def enqueue(self, tag: str, lane: str, priority: int, due: int, cost: float, now: int) -> bool:
+    def enqueue(self, tag: str, lane: str, priority: int, due: int, cost: float, *, now: int) -> bool:
         if tag in self.messages or tag in self.finished:
             return False
         self.messages[tag] = SimpleNamespace(lane=lane, priority=priority, cost=cost, place="delayed", time=due,
@@ -134,9 +133,8 @@ class Reference:
         while len(taken) < n and self.ring and not self.paused:
             lane = min(self.ring, key=lambda lane: (self.ring[lane], lane))
             taken += self.tags("ready", lane=lane)[:1]
-            m = self.messages[taken[-1]]
+            m, self.vt = self.messages[taken[-1]], self.ring[lane]
             m.place, m.time, m.attempt, m.token = "leased", now + lease, m.attempt + 1, token
-            self.vt = self.ring[lane]
             self.ring[lane] = self.vt + m.cost / self.setting(lane, "weight", 1)
             if self.setting(lane, "rate"):
                 self.buckets[lane] = (self.tokens(lane, now) - 1, now)

@@ -83,7 +83,7 @@ def test_each_use_moves_the_end(bench: Bench) -> None:
         "finish": lambda: bench.store.finish(bench.queue, [fence]),
     }
     for name, use in uses.items():
-        for key in bench.client.keys():
+        for key in bench.client.scan_iter():
             bench.client.pexpire(key, 5_000)
         use()
         short = {key: ttl for key, ttl in bench.check().ttl.items() if ttl <= 5_000}
@@ -97,7 +97,7 @@ def test_a_queue_with_many_lanes_ends_whole(bench: Bench) -> None:
     ttl = bench.check().ttl
     assert len([key for key in ttl if key.startswith("ready:")]) == 130
     assert max(ttl.values()) - min(ttl.values()) <= 5
-    for key in bench.client.keys():
+    for key in bench.client.scan_iter():
         bench.client.pexpire(key, 5_000)
     bench.put("use", "lane000")
     ttl = bench.check().ttl
@@ -108,7 +108,7 @@ def test_a_queue_with_many_lanes_ends_whole(bench: Bench) -> None:
 def test_what_is_new_ends_with_the_rest(bench: Bench) -> None:
     bench.store.declare(bench.queue, 60_000)
     bench.put("t")
-    for key in bench.client.keys():
+    for key in bench.client.scan_iter():
         bench.client.pexpire(key, 60_500)
     bench.put("u", "b")
     bench.put("later", "c", delay=1_000)

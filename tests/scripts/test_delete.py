@@ -66,7 +66,7 @@ def test_a_later_ack_finds_it_gone(bench: Bench) -> None:
 def test_only_if_it_is_empty(bench: Bench) -> None:
     for operation in (
         lambda: bench.put("t"),
-        lambda: bench.claim(),
+        bench.claim,
         lambda: bench.put("later", delay=1_000),
     ):
         operation()

@@ -32,7 +32,7 @@ class Text:
         lines, taking = [], False
         for line in self.header:
             if re.match(r"-- \S", line):
-                taking = line.startswith(f"-- {name}  ") or line.startswith(f"-- {name} ")
+                taking = line.startswith(f"-- {name} ")
             if taking:
                 lines.append(line[2:].strip().removeprefix(name).strip())
         return " ".join(lines)
@@ -151,8 +151,9 @@ def test_an_include_says_what_each_function_does(include: str) -> None:
 
 
 def test_an_include_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripts, "_read", lambda path: "--@include no_such\n" if path == "x.lua" else open(path).read())
-    with pytest.raises((ScriptError, OSError)):
+    read = scripts._read
+    monkeypatch.setattr(scripts, "_read", lambda path: "--@include no_such\n" if path == "x.lua" else read(path))
+    with pytest.raises(FileNotFoundError, match=r"no_such\.lua"):
         scripts.load.__wrapped__("x")
 
 

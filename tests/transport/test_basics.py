@@ -47,6 +47,7 @@ def test_get_of_an_unacked_message_returns_the_next(connection: Connection) -> N
     second.ack()
 
 
+@ours
 def test_simple_queue_keeps_order_and_count(connection: Connection) -> None:
     n = 2000
     with SimpleQueue(connection, "simple") as queue:
@@ -66,6 +67,7 @@ def test_simple_queue_keeps_order_and_count(connection: Connection) -> None:
             queue.get(timeout=0.1)
 
 
+@ours
 def test_simple_queue_clear(connection: Connection) -> None:
     with SimpleQueue(connection, "simple") as queue:
         for i in range(10):
@@ -83,6 +85,7 @@ def test_simple_buffer(connection: Connection) -> None:
             queue.get_nowait()
 
 
+@ours
 def test_no_ack_consumer(connection: Connection) -> None:
     inbox = Inbox(connection.default_channel, "q", no_ack=True)
     send(connection, "q", *range(50))
@@ -142,6 +145,7 @@ def test_anonymous_queue(connection: Connection) -> None:
     assert connection.default_channel.basic_get(name, no_ack=True).payload == 1
 
 
+@ours
 def test_delete_takes_the_messages_along(connection: Connection, server: Server) -> None:
     channel = connection.default_channel
     queue = Queue("q", channel=channel)

@@ -300,6 +300,7 @@ def test_closing_with_a_full_prefetch(connect: Callable[..., Connection], server
         sender.default_channel.basic_recover(requeue=False)
 
 
+@ours
 def test_closing_one_channel_leaves_the_others(connection: Connection) -> None:
     send(connection, "q", *range(10))
     closing, staying = connection.channel(), connection.channel()

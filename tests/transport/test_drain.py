@@ -27,6 +27,7 @@ def test_a_timeout_is_kept(connection: Connection, timeout: float) -> None:
     assert timeout - 0.01 <= time.monotonic() - started < timeout + 5
 
 
+@ours
 def test_timeout_zero_delivers_what_is_there(connection: Connection) -> None:
     inbox = Inbox(connection.default_channel, "q")
     send(connection, "q", 1, 2)

@@ -71,9 +71,7 @@ def test_a_message_to_an_idle_consumer_costs_four_commands(
             assert monitor.commands() == ["EVALSHA", "EVALSHA", "EVALSHA", "BLPOP"]  # the pop was sent before
 
 
-def test_one_message_wakes_one_of_six(
-    connect: Callable[..., Connection], server: Server, monitor: Monitor
-) -> None:
+def test_one_message_wakes_one_of_six(connect: Callable[..., Connection], server: Server, monitor: Monitor) -> None:
     sender = connect()
     send(sender, "q", "warm up")
     drainers = [Drainer(connect(), "q") for _ in range(6)]
@@ -168,9 +166,7 @@ def test_losing_credit_while_a_message_comes(connect: Callable[..., Connection],
 
 
 @pytest.mark.parametrize("end", ["close", "cancel", "collect"])
-def test_the_timekeeper_hands_its_time_on(
-    connect: Callable[..., Connection], server: Server, end: str
-) -> None:
+def test_the_timekeeper_hands_its_time_on(connect: Callable[..., Connection], server: Server, end: str) -> None:
     keeper, other = connect(), connect()
     soon = (datetime.now(timezone.utc) + timedelta(seconds=1.5)).isoformat()
     send(connect(), "q", "later", headers={"eta": soon})

@@ -23,6 +23,14 @@ def test_importing_the_group_imports_no_subcommand() -> None:
     assert ran.stdout.strip() == "[]", ran.stderr
 
 
+def test_celery_control_knows_our_commands_and_loads_nothing_for_it() -> None:
+    ran = python(
+        "import sys, celery.bin.celery; from celery.worker.control import Panel\n"
+        "print(Panel.meta['lane_pause'].signature, 'redis' in sys.modules)"
+    )
+    assert ran.stdout.strip() == "<queue> <tenant> False", ran.stderr
+
+
 def test_without_click_it_says_what_to_install() -> None:
     ran = python("import sys; sys.modules['click'] = None; from fairlanes_transport.cli import main; main()")
     assert ran.returncode == 1
