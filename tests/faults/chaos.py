@@ -243,9 +243,8 @@ class Chaos:
                     continue
                 i += 1
                 luck = chance.random()
-                seconds = (
-                    self.options.lease * 2 if luck > 0.9995 else chance.uniform(0, 0.3) if luck > 0.98 else 0.0
-                )
+                # Most are short; one in 2,000 is longer than its lease.
+                seconds = self.options.lease * 2 if luck > 0.9995 else chance.uniform(0, 0.15) * (luck > 0.5)
                 self.publish(sender, i, seconds, chance.randrange(20))
 
     def publish(self, sender: Sender, i: int, seconds: float, tenant: int) -> None:
