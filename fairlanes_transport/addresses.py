@@ -212,8 +212,7 @@ def _behind_sentinels(sentinels: Sequence[_Parts], options: Options) -> Address:
     """
     if not options.master_name:
         raise OptionError(
-            "fairlanes-sentinel:// needs the name of the master: "
-            "broker_transport_options = {'master_name': 'mymaster'}"
+            "fairlanes-sentinel:// needs the name of the master: broker_transport_options = {'master_name': 'mymaster'}"
         )
     databases = {_database(part.db if part.db is not None else part.path) for part in sentinels} - {0}
     logins = {(part.username, part.password) for part in sentinels} - {(None, None)}
@@ -268,8 +267,7 @@ def _credential_provider(given: Any) -> CredentialProvider:
             _providers[given] = given()
         return _providers[given]
     raise OptionError(
-        "option credential_provider: must be a redis.CredentialProvider or its dotted name, "
-        f"not {type(given).__name__}"
+        f"option credential_provider: must be a redis.CredentialProvider or its dotted name, not {type(given).__name__}"
     )
 
 
@@ -293,9 +291,7 @@ def _socket_path(parts: _Parts) -> tuple[str, int]:
             "fairlanes-socket:// needs an absolute path after three slashes: fairlanes-socket:///run/redis.sock"
         )
     if path == "/":
-        raise OptionError(
-            "fairlanes-socket:// needs the path of the socket: fairlanes-socket:///run/redis.sock"
-        )
+        raise OptionError("fairlanes-socket:// needs the path of the socket: fairlanes-socket:///run/redis.sock")
     if parts.db is not None:
         return path, _database(parts.db)
     parent, _, last = path.rpartition("/")
@@ -317,9 +313,7 @@ _CERT_REQS = {
     "required": "required",
     None: "none",
 }
-_TLS_NAMES = frozenset(
-    name for name in inspect.signature(SSLConnection.__init__).parameters if name.startswith("ssl_")
-)
+_TLS_NAMES = frozenset(name for name in inspect.signature(SSLConnection.__init__).parameters if name.startswith("ssl_"))
 
 
 def _tls_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,9 +49,7 @@ class SocketBackend(celery_redis.RedisBackend):  # type: ignore[misc]
 
     def _params_from_url(self, url: str, defaults: dict[str, Any]) -> Any:
         address = Address.from_url(url)
-        login = "".join(
-            [quote(address.username or "", safe=""), ":", quote(str(address.password or ""), safe=""), "@"]
-        )
+        login = "".join([quote(address.username or "", safe=""), ":", quote(str(address.password or ""), safe=""), "@"])
         return super()._params_from_url(
             f"socket://{login if login != ':@' else ''}{address.path}?virtual_host={address.db}", defaults
         )

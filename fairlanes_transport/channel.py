@@ -172,9 +172,7 @@ class Channel(virtual.Channel):
 
     # queues and exchanges
 
-    def queue_declare(
-        self, queue: str | None = None, passive: bool = False, **kwargs: Any
-    ) -> queue_declare_ok_t:
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> queue_declare_ok_t:
         """Declare a queue; `message_count` is what is ready, in all lanes."""
         queue = queue or f"amq.gen-{uuid()}"
         if passive:
@@ -212,9 +210,7 @@ class Channel(virtual.Channel):
     def _purge(self, queue: str) -> int:
         return int(self._transport.store.purge(queue))
 
-    def queue_delete(
-        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
-    ) -> None:
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
         """Delete a queue with everything in it, and its bindings."""
         if not self._transport.delete_queue(queue, if_empty=if_empty):
             return

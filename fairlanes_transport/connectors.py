@@ -61,9 +61,7 @@ class Connector:
         address = self._address
         kwargs = self._common_arguments()
         if address.tls is not None:
-            kwargs.update(
-                (name, list(value) if isinstance(value, tuple) else value) for name, value in address.tls
-            )
+            kwargs.update((name, list(value) if isinstance(value, tuple) else value) for name, value in address.tls)
         if address.kind == "socket":
             return driver.UnixDomainSocketConnection, {**kwargs, "path": address.path}
         kwargs.update(self._keepalive_arguments())

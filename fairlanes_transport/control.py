@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from celery.worker.control import Panel, nok, ok
 
 if TYPE_CHECKING:
-    from .lanes import Lanes
+    from .lanes.api import Lanes
     from .metronome import Metronome
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def _wrong(text: str) -> Exception:
 
 
 def _lanes(state: Any) -> Lanes:
-    from .lanes import Lanes
+    from .lanes.api import Lanes
 
     transport = _transport(state.consumer)
     if transport is None:
@@ -175,7 +175,7 @@ def lanes(lanes: Lanes, state: Any, queue: str | None = None, top: Any = _NAMED)
 
 
 def _look(lanes: Lanes, queue: str, top: int) -> dict[str, Any]:
-    from .lanes import shared
+    from .lanes.api import shared
     from .survey import Survey
 
     stats = lanes.snapshot(queue)

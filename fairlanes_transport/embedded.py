@@ -167,9 +167,7 @@ class EmbeddedServer:
         self._log = Path(directory, "server.log").open("a+b")  # noqa: SIM115 - closed by stop()
         log_start = self._log.seek(0, SEEK_END)
         try:
-            self._process = GuardedProcess(
-                command, stdout=self._log, remove=None if self._db_dir else directory
-            )
+            self._process = GuardedProcess(command, stdout=self._log, remove=None if self._db_dir else directory)
             self._wait_until_it_answers(port, log_start)
         except BaseException:
             self.stop()

@@ -30,9 +30,7 @@ def tenant_name(value: Any) -> str:
         TenantError: another type, empty, or too long.  Nothing has been stored then.
     """
     if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
-        raise TenantError(
-            f"tenant {value!r} is a {type(value).__name__}; a tenant is a string, an int or a UUID"
-        )
+        raise TenantError(f"tenant {value!r} is a {type(value).__name__}; a tenant is a string, an int or a UUID")
     name = str(value)
     try:
         size = len(name.encode())

@@ -7,7 +7,7 @@ import threading
 
 import click
 
-from .cli_base import broker_of, complete_queue, fail
+from .cli.base import broker_of, complete_queue, fail
 from .errors import OptionError
 
 

@@ -261,7 +261,12 @@ class Bindings:
         bases = [keys.part(keys.base(queue, self._prefix), "queue") for queue in queues]
         lives = self.link.pipeline([("PTTL", base) for base in bases], raise_on_error=True)
         self._remove(exchange, [member for member, left in zip(members, lives, strict=True) if left == -2])
-        later = [x for member, left in zip(members, lives, strict=True) if left != -2 for x in (now + max(left, 1000), member)]
+        later = [
+            x
+            for member, left in zip(members, lives, strict=True)
+            if left != -2
+            for x in (now + max(left, 1000), member)
+        ]
         if later:
             self.link.call("ZADD", endings, *later)
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from ._register import TRANSPORTS
 from .errors import QueueAbsent
-from .lanes import Lanes
+from .lanes.api import Lanes
 
 
 class LanesBroker:

@@ -113,9 +113,7 @@ class Keeper:
         policy: what happens to failures.
     """
 
-    def __init__(
-        self, link: Link, prefix: str, lease_seconds: float, policy: FailurePolicy | None = None
-    ) -> None:
+    def __init__(self, link: Link, prefix: str, lease_seconds: float, policy: FailurePolicy | None = None) -> None:
         self.lease_ms = int(lease_seconds * 1000)
         self.interval = lease_seconds / 3
         self._link = Link(link.address, link.options)
@@ -131,9 +129,7 @@ class Keeper:
         self._signal.acquire()
 
     @classmethod
-    def shared(
-        cls, link: Link, prefix: str, lease_seconds: float, policy: FailurePolicy | None = None
-    ) -> Keeper:
+    def shared(cls, link: Link, prefix: str, lease_seconds: float, policy: FailurePolicy | None = None) -> Keeper:
         """This process's keeper for a broker."""
         key = (link, prefix, lease_seconds, policy)
         keeper = _keepers.get(key)

@@ -24,7 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from .errors import FairlanesError, OptionError, QueueAbsent, connection_errors
 from .families import REST, Families, label
-from .lanes import Lanes
+from .lanes.api import Lanes
 from .meter import Meter
 
 __all__ = ["REST", "LanesCollector", "WorkerCollector"]

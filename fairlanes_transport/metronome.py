@@ -395,7 +395,7 @@ class Metronome:
                 if deadline is not None and monotonic() >= deadline and not self._claimable():
                     if not looping:
                         self._unpark()
-                    raise socket.timeout()
+                    raise TimeoutError()
         finally:
             self._drained_at = monotonic()
 

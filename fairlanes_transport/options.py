@@ -69,9 +69,7 @@ def parse_rate(value: str | int | float) -> Rate:
     """
     match = None if isinstance(value, bool) else _RATE.match(str(value))
     if match is None or float(match["count"]) <= 0:
-        raise OptionError(
-            f"rate {value!r} is not of the form '100/s', '100/m' or '100/h' with a number above zero"
-        )
+        raise OptionError(f"rate {value!r} is not of the form '100/s', '100/m' or '100/h' with a number above zero")
     return Rate(float(match["count"]), _UNIT_MS[match["unit"] or "s"])
 
 
@@ -218,9 +216,7 @@ class Options:
     )
 
     # lanes, where the queue does not say otherwise
-    lane_weight: float = _option(
-        1.0, _number(0.001, 1000), "Share of a lane among the lanes of its queue."
-    )
+    lane_weight: float = _option(1.0, _number(0.001, 1000), "Share of a lane among the lanes of its queue.")
     lane_limit: int | None = _option(
         None,
         _number(1, whole=True, optional=True),
@@ -252,9 +248,7 @@ class Options:
     backoff_base: float = _option(
         BACKOFF_BASE_SECONDS, _number(0), "Wait after the first failure of a message.", unit="s"
     )
-    backoff_factor: float = _option(
-        BACKOFF_FACTOR, _number(1, 1000), "Growth of that wait with each further failure."
-    )
+    backoff_factor: float = _option(BACKOFF_FACTOR, _number(1, 1000), "Growth of that wait with each further failure.")
     backoff_max: float = _option(BACKOFF_MAX_SECONDS, _number(0), "Longest such wait.", unit="s")
     max_failures: int = _option(
         MAX_FAILURES,
@@ -267,9 +261,7 @@ class Options:
         "Dead letters kept per queue; the oldest go first.",
         unit="messages",
     )
-    dead_letter_ttl: float = _option(
-        DEAD_LETTER_TTL_SECONDS, _number(1), "How long a dead letter is kept.", unit="s"
-    )
+    dead_letter_ttl: float = _option(DEAD_LETTER_TTL_SECONDS, _number(1), "How long a dead letter is kept.", unit="s")
     deadletter_queue: str | None = _option(
         None,
         _instance("a queue name", str, optional=True),
@@ -372,9 +364,7 @@ class Options:
     def _check_together(self) -> None:
         """Refuse values that are sound alone but not beside each other."""
         if self.backoff_max < self.backoff_base:
-            raise OptionError(
-                f"option backoff_max={self.backoff_max:g}: is below backoff_base={self.backoff_base:g}"
-            )
+            raise OptionError(f"option backoff_max={self.backoff_max:g}: is below backoff_base={self.backoff_base:g}")
         if self.lane_burst is not None and self.lane_rate is None:
             raise OptionError(f"option lane_burst={self.lane_burst}: needs lane_rate")
         if self.durable_publish and self.durable_timeout >= self.socket_timeout:
@@ -404,9 +394,7 @@ class Options:
     def table(cls) -> list[Row]:
         """Return a row for each option, in the order of the manual."""
         return [
-            Row(
-                option.name, str(option.type), option.default, option.metadata["unit"], option.metadata["doc"]
-            )
+            Row(option.name, str(option.type), option.default, option.metadata["unit"], option.metadata["doc"])
             for option in dataclasses.fields(cls)
         ]
 

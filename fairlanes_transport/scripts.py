@@ -21,9 +21,9 @@ from redis.exceptions import NoScriptError, ResponseError
 from . import keys
 from .errors import ScriptError
 
-_INCLUDE = re.compile(r"^--@include (.+)$", re.M)
+_INCLUDE = re.compile(r"^--@include (.+)$", re.MULTILINE)
 _KEY = re.compile(r"\bK\.([a-z]+)\b")
-_ARGUMENT = re.compile(r"^-- ARGV\[(\d+)\]  (\S+)", re.M)
+_ARGUMENT = re.compile(r"^-- ARGV\[(\d+)\]  (\S+)", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*$")
 _AT_LINE = re.compile(r"(?:user_script|\[string \"[^\"]*\"\]):(\d+)")
 

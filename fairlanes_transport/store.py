@@ -209,9 +209,7 @@ class Store:
             ServerFull: the server has no memory left.  In each case nothing was stored.
         """
         return bool(
-            self._run(
-                "enqueue", queue, self._now(), tag, lane, priority, due_ms, cost, int(must_exist), envelope, body
-            )
+            self._run("enqueue", queue, self._now(), tag, lane, priority, due_ms, cost, int(must_exist), envelope, body)
         )
 
     def claim(
@@ -288,9 +286,7 @@ class Store:
         will_park: bool,
     ) -> Request:
         """`ack`, not yet sent."""
-        args = [
-            part for fence in fences for part in (*fence, int(fence in keep_slot), spent_ms.get(fence, 0))
-        ]
+        args = [part for fence in fences for part in (*fence, int(fence in keep_slot), spent_ms.get(fence, 0))]
         return self._request("ack", queue, _read_acks, self._now(), consumer, int(will_park), *args)
 
     def release(self, queue: str, fences: Sequence[Fence]) -> tuple[Answer, ...]:
@@ -301,9 +297,7 @@ class Store:
 
     def reject(self, queue: str, fence: Fence, *, requeue: bool, reason: str) -> Answer:
         """Count a failure and let the message come back after its backoff; or bury it at once."""
-        return Answer(
-            self._run("reject", queue, self._now(), *fence, int(requeue), reason, self.policy.argument())
-        )
+        return Answer(self._run("reject", queue, self._now(), *fence, int(requeue), reason, self.policy.argument()))
 
     def extend(self, queue: str, fences: Sequence[Fence], lease_ms: int) -> tuple[Answer, ...]:
         """Move the deadlines of leases and running slots to `lease_ms` from now."""
@@ -311,9 +305,7 @@ class Store:
             return ()
         return tuple(map(Answer, self._run("extend", queue, self._now(), lease_ms, *_flat(fences))))
 
-    def finish(
-        self, queue: str, fences: Sequence[Fence], *, spent_ms: Mapping[Fence, int] = NOTHING
-    ) -> bool:
+    def finish(self, queue: str, fences: Sequence[Fence], *, spent_ms: Mapping[Fence, int] = NOTHING) -> bool:
         """Tasks whose messages were acked early have ended: free their running slots; True if there is need."""
         args = [part for fence in fences for part in (*fence, spent_ms.get(fence, 0))]
         return bool(self._run("finish", queue, self._now(), *args))

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Final
 
 from .envelope import eta_ms
-from .replies import text
+from .lanes.replies import text
 from .store import Store
 
 #: Lanes that one step reads.

@@ -124,9 +124,7 @@ class Transport(virtual.Transport):
         if options.durable_publish:
             confirming = Confirming(self.link, options.durable_replicas, options.durable_timeout)
             self.publisher = Store(confirming, options.global_keyprefix)
-        self.keeper = Keeper.shared(
-            self.link, options.global_keyprefix, options.lease_seconds, self.store.policy
-        )
+        self.keeper = Keeper.shared(self.link, options.global_keyprefix, options.lease_seconds, self.store.policy)
         self.fanout = Fanout(self.link, options, address.db)
         self.bindings = Bindings(self.link, options)
         park = Park(self.link, self.store)
@@ -265,4 +263,3 @@ def _info(link: Link) -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name: value for name, _, value in pairs}
-

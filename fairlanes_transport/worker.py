@@ -51,9 +51,7 @@ class Run:
         late_check: the pool begins it in this process, perhaps long after it was handed over.
     """
 
-    def __init__(
-        self, lease: Lease, request: Any, on_end: Callable[[Run], None], *, late_check: bool = False
-    ) -> None:
+    def __init__(self, lease: Lease, request: Any, on_end: Callable[[Run], None], *, late_check: bool = False) -> None:
         self.lease = lease
         self.request = request
         self.late_check = late_check

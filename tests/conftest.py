@@ -18,9 +18,7 @@ from tests.harness import BINARIES, Backend, FakeLink, Sender, Server, Worker
 
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.register_profile(
-    "nightly", deadline=None, max_examples=10_000, print_blob=True
-)  # 100 times the default
+settings.register_profile("nightly", deadline=None, max_examples=10_000, print_blob=True)  # 100 times the default
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 KINDS = sorted(BINARIES)

@@ -172,9 +172,7 @@ def wait_done(server: Server, n: int, timeout: float, key: str = "done") -> list
     deadline = time.monotonic() + timeout
     while client.llen(key) < n:
         if time.monotonic() > deadline:
-            raise AssertionError(
-                f"{client.llen(key)} of {n} under {key!r} within {timeout} s. {_state(server)}"
-            )
+            raise AssertionError(f"{client.llen(key)} of {n} under {key!r} within {timeout} s. {_state(server)}")
         time.sleep(_POLL_SECONDS)
     return recorded(server, key)
 
@@ -273,9 +271,7 @@ class Worker:
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(
-                f"the worker did not end in {timeout} s:\n{self.text()[-_LOG_TAIL:]}"
-            ) from None
+            raise AssertionError(f"the worker did not end in {timeout} s:\n{self.text()[-_LOG_TAIL:]}") from None
 
     def stop(self, signum: int = signal.SIGTERM, timeout: float = 30.0) -> int:
         """Send a signal (SIGTERM: a warm shutdown) and wait for the end; return the exit code."""

@@ -1,8 +1,8 @@
 """FastAPI: a dependency that sends everything that a request starts into its customer's lane.
 
-    BROKER_URL=fairlanes://localhost:6379/0 fastapi dev fastapi_app.py
-    BROKER_URL=fairlanes://localhost:6379/0 celery -A fastapi_app worker
-    curl -X POST -H 'X-Customer: acme' localhost:8000/reports
+BROKER_URL=fairlanes://localhost:6379/0 fastapi dev fastapi_app.py
+BROKER_URL=fairlanes://localhost:6379/0 celery -A fastapi_app worker
+curl -X POST -H 'X-Customer: acme' localhost:8000/reports
 """
 
 from __future__ import annotations

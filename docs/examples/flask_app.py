@@ -1,8 +1,8 @@
 """Flask: hooks that send everything that a request starts into its customer's lane.
 
-    BROKER_URL=fairlanes://localhost:6379/0 flask --app flask_app run
-    BROKER_URL=fairlanes://localhost:6379/0 celery -A flask_app:celery worker
-    curl -X POST -H 'X-Customer: acme' localhost:5000/reports
+BROKER_URL=fairlanes://localhost:6379/0 flask --app flask_app run
+BROKER_URL=fairlanes://localhost:6379/0 celery -A flask_app:celery worker
+curl -X POST -H 'X-Customer: acme' localhost:5000/reports
 """
 
 from __future__ import annotations

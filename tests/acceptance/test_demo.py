@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fairlanes_transport._demo_figures import waits
-from fairlanes_transport.demo import FLOOD, DemoFailed, Plan, run_demo, summary
+from fairlanes_transport.demo.command import FLOOD, DemoFailed, Plan, run_demo, summary
+from fairlanes_transport.demo.figures import waits
 from tests.harness import ROOT, SCHEME, need_valkey, wait_for
 
 pytestmark = pytest.mark.acceptance

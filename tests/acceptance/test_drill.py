@@ -118,7 +118,7 @@ def test_on_a_broker_of_ones_own_with_kills_nothing_is_left(server: Server) -> N
 
 
 def test_a_queue_that_exists_is_not_touched(server: Server) -> None:
-    from fairlanes_transport.lanes import Lanes
+    from fairlanes_transport.lanes.api import Lanes
 
     Lanes(server.url()).declare("mine")
     before = server.client().keys("*")

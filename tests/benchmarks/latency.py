@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from fairlanes_transport._demo_figures import percentile
+from fairlanes_transport.demo.figures import percentile
 from tests.apps.settings import RECORD_DB
 from tests.benchmarks import STARTS
 from tests.benchmarks.report import Benchmark, Figure, Values

@@ -21,7 +21,7 @@ import redis
 
 from fairlanes_transport import keys, scripts
 from fairlanes_transport.guard import GuardedProcess
-from fairlanes_transport.lanes import Lanes
+from fairlanes_transport.lanes.api import Lanes
 from tests.apps.settings import PORT, environment
 from tests.harness import ROOT, Server, Worker
 

@@ -83,5 +83,5 @@ def test_a_message_that_waits_for_its_time_survives_its_worker(site: Callable[..
     doomed.kill()
     here.worker(concurrency=1)
     done = wait_done(here.server, 5, 10)
-    assert here.starts() == {i: 1 for i in range(5)}
+    assert here.starts() == dict.fromkeys(range(5), 1)
     assert all(due <= each["t"] < due + 2 for each in done)

@@ -42,7 +42,7 @@ def test_what_waits_behind_a_long_task_starts_once(site: Callable[..., Site], po
         wait_for(lambda: here.sizes()[1] == 11, 10, "eleven leases")
     here.worker(pool=pool, concurrency=1)
     wait_for(lambda: len(here.ends()) == 11, 10 * LEASE + 10, "all")
-    assert here.starts() == {i: 1 for i in range(11)}
+    assert here.starts() == dict.fromkeys(range(11), 1)
     assert here.total("expired") == 0
 
 

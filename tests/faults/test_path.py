@@ -65,7 +65,7 @@ def test_what_runs_over_a_black_hole_is_acked(site: Callable[..., Site], pool: s
     _proxy(here).forward()
     wait_for(lambda: len(here.ends()) == 4, BACK, "all")
     wait_for(lambda: here.sizes() == (0, 0, 0, 0), 5, "the acks")
-    assert here.starts() == {i: 1 for i in range(4)}
+    assert here.starts() == dict.fromkeys(range(4), 1)
     assert (here.total("expired"), here.total("rejected")) == (0, 0)
     assert worker.poll() is None
 

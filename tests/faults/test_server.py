@@ -150,7 +150,7 @@ def test_a_server_that_forgets_its_scripts(site: Callable[..., Site], kind: str)
         if i % 5 == 0:
             here.server.client().script_flush()
     wait_for(lambda: len(here.ends()) == 60, 30, "all")
-    assert here.starts() == {i: 1 for i in range(60)}
+    assert here.starts() == dict.fromkeys(range(60), 1)
     assert "connection" not in worker.text().lower().split("ready.")[1]
 
 

@@ -142,7 +142,7 @@ def test_children_that_are_replaced_lose_nothing(site: Callable[..., Site]) -> N
     for i in range(24):
         here.send("late", i, 0.02)
     wait_for(lambda: len(here.ends()) == 24, 60, "all")
-    assert (here.starts(), here.sizes()) == ({i: 1 for i in range(24)}, (0, 0, 0, 0))
+    assert (here.starts(), here.sizes()) == (dict.fromkeys(range(24), 1), (0, 0, 0, 0))
 
 
 def test_pool_restart(site: Callable[..., Site]) -> None:
@@ -167,4 +167,4 @@ def test_autoscale(site: Callable[..., Site]) -> None:
         here.send("late", i, 0.1)
     wait_for(lambda: len(here.ends()) == 44, 30, "all")
     assert worker.poll() is None
-    assert (here.starts(), here.sizes()) == ({i: 1 for i in range(44)}, (0, 0, 0, 0))
+    assert (here.starts(), here.sizes()) == (dict.fromkeys(range(44), 1), (0, 0, 0, 0))

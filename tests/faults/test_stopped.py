@@ -63,7 +63,7 @@ def test_what_had_not_started_is_not_started_after_all(site: Callable[..., Site]
     wait_for(lambda: set(here.ends()) == set(range(6)), LEASE + 15, "all, by the other")
     _resume(stopped)
     time.sleep(2)
-    assert {i: n for i, n in here.starts().items() if i} == {i: 1 for i in range(1, 6)}
+    assert {i: n for i, n in here.starts().items() if i} == dict.fromkeys(range(1, 6), 1)
     assert stopped.poll() is None
     here.send("late", 9)
     wait_for(lambda: 9 in here.ends(), 5, "the next")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fairlanes_transport.replies import lane_stats
-from fairlanes_transport.views import LaneStats, Settings
+from fairlanes_transport.lanes.replies import lane_stats
+from fairlanes_transport.lanes.views import LaneStats, Settings
 from tests.scripts.bench import T0, Bench
 
 

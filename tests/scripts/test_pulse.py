@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlanes_transport.replies import queue_stats
+from fairlanes_transport.lanes.replies import queue_stats
 from tests.scripts.bench import Bench
 from tests.scripts.test_redrive import bury
 

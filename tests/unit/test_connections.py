@@ -191,9 +191,7 @@ def test_who_finds_no_free_connection_for_too_long_is_told(make_link: Callable[.
 # -- losses
 
 
-def test_a_killed_connection_is_raised_and_then_replaced(
-    make_link: Callable[..., Link], server: Server
-) -> None:
+def test_a_killed_connection_is_raised_and_then_replaced(make_link: Callable[..., Link], server: Server) -> None:
     link = make_link(client_name="victim")
     before = link.call("CLIENT", "ID")
     server.client().client_kill_filter(_id=before)
@@ -500,9 +498,7 @@ def tls_port(fresh_server: Callable[..., Server], certificate: tuple[Path, Path]
 
 
 def test_tls_is_verified(tls_port: int, certificate: tuple[Path, Path]) -> None:
-    known = Link(
-        Address.from_url(f"fairlaness://localhost:{tls_port}/1?ssl_ca_certs={certificate[0]}"), Options()
-    )
+    known = Link(Address.from_url(f"fairlaness://localhost:{tls_port}/1?ssl_ca_certs={certificate[0]}"), Options())
     assert known.call("PING") == b"PONG"
     time.sleep(IDLE_CHECK_SECONDS + 0.1)
     before = known.generation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairlanes_transport._demo_figures import Start, contested_service, fairness, jain, percentile, waits
+from fairlanes_transport.demo.figures import Start, contested_service, fairness, jain, percentile, waits
 
 
 def queue(*tenants: str) -> list[Start]:

@@ -29,10 +29,10 @@ from celery import Celery
 from kombu import Connection
 
 from fairlanes_transport import errors, keys, scripts
-from fairlanes_transport.doctor import Doctor
 from fairlanes_transport.embedded import EmbeddedServer
 from fairlanes_transport.guard import GuardedProcess
-from fairlanes_transport.lanes import Lanes
+from fairlanes_transport.lanes.api import Lanes
+from fairlanes_transport.lanes.doctor import Doctor
 from fairlanes_transport.options import Options
 from tests.harness import ROOT, Server, need_valkey, wait_for
 

@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from fairlanes_transport import keys
-from fairlanes_transport.checkup import Kind
-from fairlanes_transport.doctor import Doctor
 from fairlanes_transport.errors import QueueAbsent
+from fairlanes_transport.lanes.checkup import Kind
+from fairlanes_transport.lanes.doctor import Doctor
 from fairlanes_transport.store import FailurePolicy, Fence, Store
 from tests.harness import Server
 from tests.invariants import check
@@ -230,9 +230,7 @@ def test_planted_corruptions_are_found_and_mended(patient: Patient, name: str) -
     patient.check()
 
 
-@pytest.mark.parametrize(
-    "name", ["ready without record", "damaged record", "orphan record", "lease without record"]
-)
+@pytest.mark.parametrize("name", ["ready without record", "damaged record", "orphan record", "lease without record"])
 def test_what_can_still_run_runs(patient: Patient, name: str) -> None:
     CORRUPTIONS[name][0](patient)
     patient.doctor.check("q", repair=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlanes_transport._drill_figures import (
+from fairlanes_transport.drill.figures import (
     Claim,
     Facts,
     Record,
@@ -18,7 +18,7 @@ from fairlanes_transport._drill_figures import (
     worst_ahead,
     worst_spread,
 )
-from fairlanes_transport._drill_show import data, draw, lines
+from fairlanes_transport.drill.show import data, draw, lines
 
 WORKER = 7
 

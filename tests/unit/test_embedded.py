@@ -55,9 +55,7 @@ def owner() -> Iterator[subprocess.Popen[str]]:
 
 def alive(pid: int) -> bool:
     """Tell whether the process exists and is no zombie."""
-    result = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
+    result = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return bool(result.stdout.strip()) and not result.stdout.startswith("Z")
 
 

@@ -30,9 +30,7 @@ OURS = [
     for value in vars(errors).values()
     if isinstance(value, type) and issubclass(value, FairlanesError) and value is not FairlanesError
 ]
-DRIVERS = [
-    value for value in vars(driver).values() if isinstance(value, type) and issubclass(value, Exception)
-]
+DRIVERS = [value for value in vars(driver).values() if isinstance(value, type) and issubclass(value, Exception)]
 
 
 @pytest.mark.parametrize("error", OURS)
@@ -40,9 +38,7 @@ def test_typed_errors_are_no_connection_errors(error: type[Exception]) -> None:
     assert not issubclass(error, (*connection_errors, KeyError))
 
 
-@pytest.mark.parametrize(
-    "error", [*DRIVERS, BrokerUnavailable, NoFreeConnection, socket.timeout, BrokenPipeError]
-)
+@pytest.mark.parametrize("error", [*DRIVERS, BrokerUnavailable, NoFreeConnection, socket.timeout, BrokenPipeError])
 def test_every_error_of_driver_and_socket_is_a_connection_error(error: type[Exception]) -> None:
     assert issubclass(error, connection_errors)
 
@@ -105,9 +101,7 @@ def test_a_reply_is_classified_by_its_first_word(reply: str, expected: type[Exce
         (driver.MovedError("3999 127.0.0.1:6381"), ClusterRefused),
     ],
 )
-def test_a_reply_that_the_driver_knows_is_classified_by_its_class(
-    exc: Exception, expected: type[Exception]
-) -> None:
+def test_a_reply_that_the_driver_knows_is_classified_by_its_class(exc: Exception, expected: type[Exception]) -> None:
     assert type(translate(exc)) is expected
 
 

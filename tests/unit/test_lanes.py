@@ -10,9 +10,9 @@ from celery import Celery
 from kombu import Connection
 
 from fairlanes_transport import Lanes
-from fairlanes_transport.doctor import Doctor
 from fairlanes_transport.errors import LaneFull, OptionError, QueueAbsent, ServerFull, TenantError
-from fairlanes_transport.views import Cancelled, Settings
+from fairlanes_transport.lanes.doctor import Doctor
+from fairlanes_transport.lanes.views import Cancelled, Settings
 from tests.harness import Server
 from tests.unit.rig import Rig, bury
 

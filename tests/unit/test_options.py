@@ -153,9 +153,7 @@ def test_a_park_ends_within_half_a_lease() -> None:
     assert options(lease_seconds=600, park_seconds=7).park_time == 7
 
 
-@pytest.mark.parametrize(
-    ("given", "prefix"), [(True, "/3."), (False, ""), ("/app{db}.", "/app3."), ("/app.", "/app.")]
-)
+@pytest.mark.parametrize(("given", "prefix"), [(True, "/3."), (False, ""), ("/app{db}.", "/app3."), ("/app.", "/app.")])
 def test_fanout_topics_are_spelled_as_in_kombu(given: bool | str, prefix: str) -> None:
     assert options(fanout_prefix=given).fanout_keyprefix(3) == prefix
 

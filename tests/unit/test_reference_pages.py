@@ -7,10 +7,10 @@ import re
 import click
 import pytest
 
-from fairlanes_transport.checkup import Kind
 from fairlanes_transport.cli import COMMANDS, fairlanes
-from fairlanes_transport.lanes import Lanes
-from fairlanes_transport.top import SORTS
+from fairlanes_transport.cli.top import SORTS
+from fairlanes_transport.lanes.api import Lanes
+from fairlanes_transport.lanes.checkup import Kind
 from tests.harness import ROOT
 
 CLI = (ROOT / "docs/reference/cli.md").read_text("utf-8")

@@ -12,9 +12,9 @@ import time
 import pytest
 from rich.console import Console
 
+from fairlanes_transport.cli.top import KEYS, Screen
 from fairlanes_transport.errors import QueueAbsent
-from fairlanes_transport.top import KEYS, Screen
-from fairlanes_transport.watch import Watch
+from fairlanes_transport.lanes.watch import Watch
 from tests.harness import ROOT
 from tests.unit.rig import Command, Rig
 
@@ -23,7 +23,7 @@ from tests.unit.rig import Command, Rig
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The watch's clock: one number, which the test moves."""
     now = [0.0]
-    monkeypatch.setattr("fairlanes_transport.watch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fairlanes_transport.lanes.watch.time.monotonic", lambda: now[0])
     return now
 
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fairlanes_transport._demo_figures import percentile, waits
+from fairlanes_transport.demo.figures import percentile, waits
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fairlanes_transport.demo import Plan, Result
+    from fairlanes_transport.demo.command import Plan, Result
 
 _PLAIN_SECONDS = 1.0
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from .errors import FairlanesError, OptionError, TenantError, connection_errors
+from ..errors import FairlanesError, OptionError, TenantError, connection_errors
 
 if TYPE_CHECKING:
-    from .lanes import Lanes
+    from ..lanes.api import Lanes
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
 #: Environment variables that name the broker, the first that is set.
@@ -73,7 +73,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 def lanes_of(ctx: click.Context) -> Lanes:
     """The broker's lanes."""
-    from .lanes import Lanes
+    from ..lanes.api import Lanes
 
     broker, options = broker_of(ctx)
     return Lanes(broker, **options)
@@ -131,9 +131,7 @@ limit_option = click.option(
     metavar="N",
     help="Most entries.",
 )
-start_option = click.option(
-    "--start", type=click.IntRange(0), default=0, metavar="N", help="Leave out so many."
-)
+start_option = click.option("--start", type=click.IntRange(0), default=0, metavar="N", help="Leave out so many.")
 
 
 # ------------------------------------------------------------------------------------------------ answers

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from ..lanes.api import Lanes
+from ..lanes.checkup import Finding
+from ..lanes.doctor import Doctor, Report
 from . import rendering
-from .checkup import Finding
-from .cli_base import FAILED, answer, complete_queue, steering
-from .doctor import Doctor, Report
-from .lanes import Lanes
+from .base import FAILED, answer, complete_queue, steering
 
 
 @steering("doctor")

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .lanes import Lanes, shared
+from .api import Lanes, shared
 from .reach import checked
 from .replies import raw
 from .views import LaneStats, QueueStats
@@ -112,8 +112,7 @@ class Watch:
         browser = self.lanes.browser
         marked = [name for name in names if name in self._known and self._known[name].stats.last_tag]
         commands = [
-            ("ZRANK", browser.key(self.queue, "ready", name), raw(self._known[name].stats.last_tag))
-            for name in marked
+            ("ZRANK", browser.key(self.queue, "ready", name), raw(self._known[name].stats.last_tag)) for name in marked
         ]
         ranks: dict[str, Any] = dict(zip(marked, checked(browser.commands.pipeline(commands)), strict=True))
         now = time.monotonic()

@@ -65,14 +65,15 @@ class Stage:
 
     def start_worker(self, name: str = "demo") -> GuardedProcess:
         """Start a worker.  `read` tells when it is ready."""
-        from fairlanes_transport import _demo_app
         from fairlanes_transport.guard import GuardedProcess
+
+        from . import app as demo_app
 
         # Celery's own variables in the user's shell are for the user's app: left in, they would win over ours.
         # The URL may hold a password, so it is not among the arguments, which everybody on the machine can read.
         env = {key: value for key, value in os.environ.items() if not key.startswith("CELERY_")}
-        env |= {"CELERY_BROKER_URL": self._url, _demo_app.CONF_ENV: json.dumps(self._conf)}
-        celery = (sys.executable, "-m", "celery", "-A", _demo_app.__name__, "worker")
+        env |= {"CELERY_BROKER_URL": self._url, demo_app.CONF_ENV: json.dumps(self._conf)}
+        celery = (sys.executable, "-m", "celery", "-A", demo_app.__name__, "worker")
         command = [*celery, "-n", f"{name}-{os.getpid()}@%h", *WORKER_FLAGS, *self._flags]
         worker = GuardedProcess(command, env=env, stdout=self._log)
         self.workers.append(worker)
@@ -100,8 +101,8 @@ class Stage:
             self.check(deadline, "the worker did not get ready")
 
     def read(self, pause: float = _LOOK_SECONDS) -> list[list[Any]]:
-        """What was noted since the last call: see `_demo_app.note`.  If there is nothing, pause for so many seconds."""
-        from fairlanes_transport._demo_app import MARK
+        """What was noted since the last call: see `app.note`.  If there is nothing, pause for so many seconds."""
+        from fairlanes_transport.demo.app import MARK
 
         # The workers' writes move the offset, which is theirs too.
         data = os.pread(self._log.fileno(), _READ_BYTES, self._read_to)
@@ -122,7 +123,7 @@ class Stage:
             raise DemoFailed(f"{what} in time; the worker's log ends:\n{self._log_tail()}")
 
     def _log_tail(self) -> str:
-        from fairlanes_transport._demo_app import MARK
+        from fairlanes_transport.demo.app import MARK
 
         log = os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0)
         lines = [line for line in log.split(b"\n") if line and not line.startswith(MARK)]
@@ -143,7 +144,7 @@ def sender(
     """
     from celery import Celery
 
-    from fairlanes_transport._demo_app import NUMBER, TASK, configured
+    from fairlanes_transport.demo.app import NUMBER, TASK, configured
 
     app = configured(Celery("fairlanes-demo", set_as_current=False), dict(conf or {}))
     to = {} if queue is None else {"queue": queue}

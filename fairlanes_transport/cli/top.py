@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from ..errors import FairlanesError, connection_errors
+from ..lanes.api import Lanes
+from ..lanes.watch import Look, Row, Watch, as_json
 from . import rendering
-from .cli_base import answer, complete_queue, steering
-from .errors import FairlanesError, connection_errors
-from .lanes import Lanes
-from .watch import Look, Row, Watch, as_json
+from .base import answer, complete_queue, steering
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -11,30 +11,30 @@ import importlib
 import sys
 
 COMMANDS = {
-    "cancel": "fairlanes_transport.commands:cancel",
-    "dead": "fairlanes_transport.commands:dead",
-    "delayed": "fairlanes_transport.commands:delayed",
-    "demo": "fairlanes_transport.demo:command",
-    "doctor": "fairlanes_transport.doctor_command:doctor",
-    "drill": "fairlanes_transport.drill:drill",
-    "drop": "fairlanes_transport.commands:drop",
+    "cancel": "fairlanes_transport.cli.commands:cancel",
+    "dead": "fairlanes_transport.cli.commands:dead",
+    "delayed": "fairlanes_transport.cli.commands:delayed",
+    "demo": "fairlanes_transport.demo.command:command",
+    "doctor": "fairlanes_transport.cli.doctor:doctor",
+    "drill": "fairlanes_transport.drill.command:drill",
+    "drop": "fairlanes_transport.cli.commands:drop",
     "exporter": "fairlanes_transport.exporter:exporter",
-    "lanes": "fairlanes_transport.commands:lanes",
-    "leases": "fairlanes_transport.commands:leases",
-    "move": "fairlanes_transport.commands:move",
-    "pause": "fairlanes_transport.commands:pause",
-    "peek": "fairlanes_transport.commands:peek",
-    "purge": "fairlanes_transport.commands:purge",
-    "redrive": "fairlanes_transport.commands:redrive",
-    "resume": "fairlanes_transport.commands:resume",
-    "set": "fairlanes_transport.commands:set_",
-    "top": "fairlanes_transport.top:top",
-    "unset": "fairlanes_transport.commands:unset",
+    "lanes": "fairlanes_transport.cli.commands:lanes",
+    "leases": "fairlanes_transport.cli.commands:leases",
+    "move": "fairlanes_transport.cli.commands:move",
+    "pause": "fairlanes_transport.cli.commands:pause",
+    "peek": "fairlanes_transport.cli.commands:peek",
+    "purge": "fairlanes_transport.cli.commands:purge",
+    "redrive": "fairlanes_transport.cli.commands:redrive",
+    "resume": "fairlanes_transport.cli.commands:resume",
+    "set": "fairlanes_transport.cli.commands:set_",
+    "top": "fairlanes_transport.cli.top:top",
+    "unset": "fairlanes_transport.cli.commands:unset",
 }
 """Subcommand -> ``module:attribute`` of its click command."""
 
 if "celery.signals" in sys.modules:  # loaded by a `celery` command, which has not set its log up yet
-    from .logs import add_filter_at_setup
+    from ..logs import add_filter_at_setup
 
     add_filter_at_setup()
 
@@ -80,7 +80,7 @@ else:
 
         Exit codes: 0 done, 1 failed or something was found, 2 wrong usage, 3 the broker cannot be reached.
         """
-        # Read by the subcommands from the context (cli_base.broker_of), so that completion can do so too.
+        # Read by the subcommands from the context (base.broker_of), so that completion can do so too.
 
     if "celery.bin.control" in sys.modules:
         # It is a celery command: let `celery control` and `celery inspect` know ours.
@@ -89,7 +89,3 @@ else:
     def main() -> None:
         """Run the command line; the console script's entry point."""
         fairlanes(prog_name="fairlanes")
-
-
-if __name__ == "__main__":
-    main()

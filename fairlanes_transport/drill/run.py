@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairlanes_transport._demo_run import READY_SECONDS, Stage, sender
-from fairlanes_transport._drill_figures import Claim, Facts, Record
+from fairlanes_transport.demo.run import READY_SECONDS, Stage, sender
+from fairlanes_transport.drill.figures import Claim, Facts, Record
 from fairlanes_transport.errors import OptionError
-from fairlanes_transport.lanes import Lanes
+from fairlanes_transport.lanes.api import Lanes
 from fairlanes_transport.options import Options
 
 __all__ = ["FLOOD", "Broker", "Plan", "run_drill"]

@@ -17,15 +17,15 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from . import keys
+from .. import keys
+from ..envelope import tenant_name
+from ..errors import OptionError, QueueAbsent
+from ..lane_settings import SETTINGS, checked_settings, unknown_setting
+from ..store import Store
 from .browse import MOST, Browser
-from .envelope import tenant_name
-from .errors import OptionError, QueueAbsent
-from .lane_settings import SETTINGS, checked_settings, unknown_setting
 from .moving import move
 from .reach import checked, reach
 from .replies import queue_stats, raw, text
-from .store import Store
 from .views import Cancelled, DeadLetter, Delayed, LaneStats, Lease, Page, QueueStats, Waiting
 
 __all__ = ["Lanes"]
@@ -136,9 +136,7 @@ class Lanes:
             yield from page.lanes
             after = page.next
 
-    def top(
-        self, queue: str, k: int = 20, *, key: Callable[[LaneStats], float] | None = None
-    ) -> list[LaneStats]:
+    def top(self, queue: str, k: int = 20, *, key: Callable[[LaneStats], float] | None = None) -> list[LaneStats]:
         """The `k` lanes with the most ready messages, with their shares.  Walks through all lanes.
 
         Args:
@@ -253,9 +251,7 @@ class Lanes:
         """Remove the delayed and ready messages of a task.  Looks at every message of the queue."""
         self._known(queue)
         answers = [
-            answer
-            for tags in self.browser.tags_of_task(queue, task_id)
-            for answer in self.store.cancel(queue, tags)
+            answer for tags in self.browser.tags_of_task(queue, task_id) for answer in self.store.cancel(queue, tags)
         ]
         return Cancelled(answers.count(True), answers.count(False))
 
@@ -267,9 +263,7 @@ class Lanes:
         """Drop dead letters for good: one, a lane's, or all that are dead now; returns how many."""
         return self._each_dead(queue, tag, tenant, self.store.drop_dead)
 
-    def _each_dead(
-        self, queue: str, tag: str | None, tenant: Any, act: Callable[[str, list[str]], int]
-    ) -> int:
+    def _each_dead(self, queue: str, tag: str | None, tenant: Any, act: Callable[[str, list[str]], int]) -> int:
         self._known(queue)
         if tag is not None:
             return act(queue, [tag])
@@ -281,9 +275,7 @@ class Lanes:
             tags = [tag for tag, died in zip(flat[::2], flat[1::2], strict=True) if float(died) <= until]
             if not tags:
                 return done
-            records = checked(
-                self.browser.commands.pipeline([("HMGET", self.browser.key(queue, "message"), *tags)])
-            )[0]
+            records = checked(self.browser.commands.pipeline([("HMGET", self.browser.key(queue, "message"), *tags)]))[0]
             chosen = [
                 text(tag)
                 for tag, record in zip(tags, records, strict=True)
@@ -304,10 +296,7 @@ class Lanes:
 def shared(lanes: list[LaneStats], weights: float | None = None) -> list[LaneStats]:
     """The lanes with their shares of `weights` (default: their own sum); an empty or paused one has none."""
     total = sum(map(_contends, lanes)) if weights is None else weights
-    return [
-        dataclasses.replace(lane, share=_contends(lane) / total if _contends(lane) else None)
-        for lane in lanes
-    ]
+    return [dataclasses.replace(lane, share=_contends(lane) / total if _contends(lane) else None) for lane in lanes]
 
 
 def _contends(lane: LaneStats) -> float:

@@ -57,9 +57,7 @@ def _move_all(browser: Browser, queue: str, lane: str, *, to: str, batch: int, p
     return moved
 
 
-def _wanted(
-    browser: Browser, queue: str, lane: str, flat: list[bytes], *, part: str, before: int
-) -> list[_Moved]:
+def _wanted(browser: Browser, queue: str, lane: str, flat: list[bytes], *, part: str, before: int) -> list[_Moved]:
     """The messages on the page that are the lane's, were there before, and are whole."""
     wanted = []
     records = browser.records(queue, flat[::2], "body")

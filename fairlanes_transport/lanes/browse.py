@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from . import keys
+from .. import keys
+from ..scripts import Caller
+from ..store import Store
 from .reach import checked
 from .replies import common, headers_of, lane_stats, raw, text
-from .scripts import Caller
-from .store import Store
 from .views import DeadLetter, Delayed, LaneStats, Lease, Waiting
 
 #: The most that one call reads.
@@ -48,9 +48,7 @@ class Browser:
         start, stop = (b"[" + raw(prefix), b"(" + raw(prefix) + b"\xff") if prefix else (b"-", b"+")
         return self._between(queue, start, stop, limit, ("lanes", "configured"))[:limit]
 
-    def _between(
-        self, queue: str, start: bytes, stop: bytes, limit: int, parts: tuple[str, ...]
-    ) -> list[str]:
+    def _between(self, queue: str, start: bytes, stop: bytes, limit: int, parts: tuple[str, ...]) -> list[str]:
         """The first names of each index in a range, together in byte order."""
         commands = [("ZRANGEBYLEX", self.key(queue, p), start, stop, "LIMIT", 0, limit) for p in parts]
         return [text(name) for name in sorted(set().union(*checked(self.commands.pipeline(commands))))]
@@ -144,9 +142,7 @@ class Browser:
         spellings = {task_id.encode(), json.dumps(task_id)[1:-1].encode()}
         cursor: Any = b"0"
         while True:
-            cursor, flat = self.commands.call(
-                "HSCAN", self.key(queue, "envelope"), cursor, "COUNT", SEARCHED_AT_ONCE
-            )
+            cursor, flat = self.commands.call("HSCAN", self.key(queue, "envelope"), cursor, "COUNT", SEARCHED_AT_ONCE)
             yield [
                 text(tag)
                 for tag, envelope in zip(flat[::2], flat[1::2], strict=True)

@@ -1,7 +1,7 @@
 """``fairlanes drill``: the starvation drill, on your broker or on an embedded server.
 
 One tenant floods a queue of the drill's own, others have a little to do, workers are killed as asked.  What happened
-is held against the bounds of `_drill_figures`: the exit code says whether they hold.
+is held against the bounds of `fairlanes_transport.drill.figures`: the exit code says whether they hold.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any
 
 import click
 
-from fairlanes_transport import cli_base
-from fairlanes_transport._drill_figures import judge
-from fairlanes_transport._drill_run import FLOOD, Broker, Plan, run_drill
 from fairlanes_transport.addresses import SCHEMES
+from fairlanes_transport.drill.figures import judge
+from fairlanes_transport.drill.run import FLOOD, Broker, Plan, run_drill
 from fairlanes_transport.errors import OptionError
-from fairlanes_transport.lanes import Lanes
+from fairlanes_transport.lanes.api import Lanes
+
+from ..cli import base as cli
 
 __all__ = ["drill"]
 
@@ -53,7 +54,7 @@ def _broker(ctx: click.Context, embedded: bool, control: bool) -> Iterator[Broke
 def _given(ctx: click.Context) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
     """URL, Celery settings and transport options of the broker that the user names; None: he names none."""
     try:
-        broker, options = cli_base.broker_of(ctx)
+        broker, options = cli.broker_of(ctx)
     except click.UsageError:
         return None
     if isinstance(broker, str):
@@ -155,24 +156,24 @@ def drill(
     It runs on the broker that is given, on a queue and with workers of its own; without one on an embedded server.
     Nothing is left behind.  Exit code 1: a bound was broken, or the drill did not finish.
     """
-    from fairlanes_transport import _drill_show
+    from . import show as showing
 
     plan = Plan(**given)
     _check(plan, control)
     name = queue or f"fairlanes-drill-{uuid.uuid4().hex[:8]}"
     try:
-        _drill_show.check(plot)
+        showing.check(plot)
         with _terminated_like_interrupted(), _broker(ctx, embedded, control) as broker:
             record = run_drill(plan, broker, name, lambda line: click.echo(line, err=True))
             facts = plan.facts(broker.options)
     except Exception as exc:
-        cli_base.fail(exc)
+        cli.fail(exc)
     verdict = judge(facts, record)
     if plot is not None:
-        _drill_show.draw(plot, facts, record, verdict)
-    data = _drill_show.data(facts, record, verdict)
-    cli_base.answer(as_json, data, lambda: _drill_show.show(facts, record, verdict))
-    ctx.exit(cli_base.FAILED if verdict.broken else 0)
+        showing.draw(plot, facts, record, verdict)
+    data = showing.data(facts, record, verdict)
+    cli.answer(as_json, data, lambda: showing.show(facts, record, verdict))
+    ctx.exit(cli.FAILED if verdict.broken else 0)
 
 
 def _check(plan: Plan, control: bool) -> None:

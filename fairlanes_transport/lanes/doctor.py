@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from . import keys
+from .. import keys
+from .api import Lanes
 from .browse import LANES_AT_ONCE, Browser
 from .checkup import RECORD, Finding, Kind, imbalance, judge_lane, judge_message, judge_token
-from .lanes import Lanes
 from .reach import checked
 from .replies import headers_of, pairs, raw, text
 
@@ -197,8 +197,7 @@ class _Visit:
         kinds = (("ZSCAN", "ready", 2), ("SSCAN", "flight", 1))
         scans = [(command, part, step, name) for name in names for command, part, step in kinds]
         commands = [
-            (command, self.browser.key(self.queue, part, name), 0, "COUNT", PAGE)
-            for command, part, _, name in scans
+            (command, self.browser.key(self.queue, part, name), 0, "COUNT", PAGE) for command, part, _, name in scans
         ]
         first: list[tuple[bytes, str]] = []
         for (command, part, step, name), (cursor, page) in zip(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .addresses import Address
-from .connections import Link
-from .errors import OptionError
-from .options import Options
-from .scripts import Caller
+from ..addresses import Address
+from ..connections import Link
+from ..errors import OptionError
+from ..options import Options
+from ..scripts import Caller
 
 
 def reach(broker: Any, options: dict[str, Any]) -> tuple[Caller, str]:

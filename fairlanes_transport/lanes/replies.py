@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .envelope import EnvelopeError, eta_ms, load
+from ..envelope import EnvelopeError, eta_ms, load
 from .views import LaneStats, QueueStats, Settings
 
 _UNITS = {1_000: "s", 60_000: "m", 3_600_000: "h"}

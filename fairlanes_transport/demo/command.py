@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from fairlanes_transport._demo_figures import Start, fairness
-from fairlanes_transport._demo_run import DemoFailed, Stage, sender
-from fairlanes_transport._demo_show import JAIN_LINE, LiveProgress, PlainProgress, summary, table
+from fairlanes_transport.demo.figures import Start, fairness
+from fairlanes_transport.demo.run import DemoFailed, Stage, sender
+from fairlanes_transport.demo.show import JAIN_LINE, LiveProgress, PlainProgress, summary, table
 from fairlanes_transport.errors import FairlanesError
 
 if TYPE_CHECKING:

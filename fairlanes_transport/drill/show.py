@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fairlanes_transport._demo_figures import percentile
-from fairlanes_transport._drill_figures import Facts, Record, Verdict
+from fairlanes_transport.demo.figures import percentile
+from fairlanes_transport.drill.figures import Facts, Record, Verdict
 from fairlanes_transport.errors import FairlanesError
 
 __all__ = ["check", "data", "draw", "show"]

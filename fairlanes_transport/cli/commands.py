@@ -8,8 +8,11 @@ from typing import Any
 
 import click
 
+from ..lane_settings import SETTINGS
+from ..lanes.api import Lanes
+from ..lanes.views import LaneStats, Message
 from . import rendering
-from .cli_base import (
+from .base import (
     FAILED,
     answer,
     complete_queue,
@@ -23,9 +26,6 @@ from .cli_base import (
     tenant_argument,
     yes_option,
 )
-from .lane_settings import SETTINGS
-from .lanes import Lanes
-from .views import LaneStats, Message
 
 
 def _count(value: str) -> int | str:
@@ -118,9 +118,7 @@ def _paused(lanes: Lanes, as_json: bool, queue: str, tenant: str | None, *, paus
     (lanes.pause if paused else lanes.resume)(queue, tenant)
     what = f"queue {queue}" if tenant is None else f"lane {tenant} of queue {queue}"
     done = "paused: what is claimed is finished, nothing more is claimed" if paused else "resumed"
-    answer(
-        as_json, {"queue": queue, "tenant": tenant, "paused": paused}, f"{rendering.printable(what)} {done}"
-    )
+    answer(as_json, {"queue": queue, "tenant": tenant, "paused": paused}, f"{rendering.printable(what)} {done}")
 
 
 @steering("pause")
@@ -142,14 +140,9 @@ def resume(lanes: Lanes, as_json: bool, *, queue: str, tenant: str | None) -> No
 # ------------------------------------------------------------------------------------------------ messages
 
 
-def _messages(
-    as_json: bool, messages: Sequence[Message], render: Callable[[Any], None], whole: bool = False
-) -> None:
+def _messages(as_json: bool, messages: Sequence[Message], render: Callable[[Any], None], whole: bool = False) -> None:
     """Print messages; headers and body hold other people's data, so only when they are asked for."""
-    shown = [
-        {k: v for k, v in vars(message).items() if whole or k not in ("headers", "body")}
-        for message in messages
-    ]
+    shown = [{k: v for k, v in vars(message).items() if whole or k not in ("headers", "body")} for message in messages]
     answer(as_json or whole, {"messages": shown}, lambda: render(messages))
 
 
@@ -255,9 +248,7 @@ def _one_of(tag: str | None, tenant: str | None, everything: bool) -> str:
 @steering("redrive")
 @queue_argument
 @_which
-def redrive(
-    lanes: Lanes, as_json: bool, *, queue: str, tag: str | None, tenant: str | None, everything: bool
-) -> int:
+def redrive(lanes: Lanes, as_json: bool, *, queue: str, tag: str | None, tenant: str | None, everything: bool) -> int:
     """Make dead letters ready again.  Exit code 1: there was none."""
     _one_of(tag, tenant, everything)
     done = lanes.redrive(queue, tag=tag, tenant=tenant)

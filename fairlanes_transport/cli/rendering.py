@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .views import DeadLetter, Delayed, LaneStats, Lease, QueueStats, Settings, Waiting
+from ..lanes.views import DeadLetter, Delayed, LaneStats, Lease, QueueStats, Settings, Waiting
 
 if TYPE_CHECKING:
     from rich.console import Console

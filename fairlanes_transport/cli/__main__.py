@@ -1,0 +1,5 @@
+"""``python -m fairlanes_transport.cli``: the command where its script is not on the path."""
+
+from . import main
+
+main()

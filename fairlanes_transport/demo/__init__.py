@@ -1,0 +1,1 @@
+"""``fairlanes demo``: a flood and five quiet tenants, on ``redis://`` and on ``fairlanes://``."""
