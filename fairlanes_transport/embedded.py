@@ -124,7 +124,7 @@ class EmbeddedServer:
             try:
                 self._launch(binary, _free_port())
                 return
-            except _PortTaken:  # noqa: PERF203 - somebody took it between our look and the server's bind
+            except _PortTaken:
                 if attempt == _PORT_ATTEMPTS:
                     raise
 
@@ -182,7 +182,7 @@ class EmbeddedServer:
                 # Waiting for the process to end is the pause between two looks, cut short if it dies.
                 try:
                     code = process.wait(_POLL_SECONDS)
-                except subprocess.TimeoutExpired:  # noqa: PERF203 - the usual case
+                except subprocess.TimeoutExpired:
                     if time.monotonic() > deadline:
                         raise EmbeddedServerError(
                             self._report(f"no answer in {START_SECONDS:.0f} s", log_start)

@@ -5,8 +5,8 @@ There are two families, and the difference decides what kombu and Celery do:
 * :exc:`FairlanesError`: the caller is told, nothing is retried. It derives from none of the classes that
   kombu counts as a connection error (``RedisError``, ``OSError``, ``KeyError``), or a full lane would look
   like a lost connection.
-* :exc:`BrokerUnavailable`, :exc:`NoFreeConnection` and :exc:`AccessDenied`: the broker cannot serve now. They *are* connection
-  errors, so kombu reconnects and looks the address up again.
+* :exc:`BrokerUnavailable`, :exc:`NoFreeConnection` and :exc:`AccessDenied`: the broker cannot serve now. They
+  *are* connection errors, so kombu reconnects and looks the address up again.
 
 The docstring of a class is its default message. The driver's own error is kept in ``__cause__``.
 """

@@ -8,6 +8,7 @@ own, and sends nothing while nothing is held.  Children of a fork start without 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
@@ -260,10 +261,8 @@ class Keeper:
         if not self._running:
             self._running = True
             _native("start_new_thread")(self._run, ())
-        try:
+        with contextlib.suppress(RuntimeError):  # signalled already
             self._signal.release()
-        except RuntimeError:
-            pass  # signalled already
 
     def _run(self) -> None:
         """Body of the thread."""

@@ -7,6 +7,7 @@ of the courier's socket.  (What is delivered from a tick would have its ack wait
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -82,18 +83,14 @@ class Doorbell:
         """Make `reader` readable."""
         if not self._rung:
             self._rung = True
-            try:
+            with contextlib.suppress(OSError):  # full: it is readable anyway; closed: nobody listens
                 self.writer.send(b"\0")
-            except OSError:
-                pass  # full: it is readable anyway; closed: nobody listens
 
     def quiet(self) -> None:
         """The bell was heard."""
         self._rung = False
-        try:
+        with contextlib.suppress(OSError):
             self.reader.recv(4096)
-        except OSError:
-            pass
 
     def close(self) -> None:
         """Close both ends."""
@@ -559,14 +556,14 @@ class Metronome:
 
     def _with_credit(self) -> dict[str, int]:
         """Queue -> how many of its messages our channels would take now."""
-        credits: dict[Any, int] = {}
+        known: dict[Any, int] = {}
         wanted: dict[str, int] = {}
         for queue, subscriptions in self.subscriptions.items():
             total = 0
             for channel in {subscription.channel for subscription in subscriptions}:
-                if channel not in credits:
-                    credits[channel] = channel.credit()
-                total += credits[channel]
+                if channel not in known:
+                    known[channel] = channel.credit()
+                total += known[channel]
             if total > 0:
                 wanted[queue] = total
         return wanted

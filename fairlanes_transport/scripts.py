@@ -90,7 +90,7 @@ def _prelude(code: str) -> str:
     unknown = [name for name in used if name not in keys.PARTS]
     if unknown:
         raise ScriptError(f"unknown key part K.{unknown[0]}; keys.py lists the parts")
-    return "local K = { %s }" % ", ".join(f"{name} = KEYS[1] .. '{keys.PARTS[name]}'" for name in used)
+    return "local K = {{ {} }}".format(", ".join(f"{name} = KEYS[1] .. '{keys.PARTS[name]}'" for name in used))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -58,7 +59,7 @@ def test_a_task_that_is_to_survive_its_child_comes_back_with_backoff(site: Calla
     assert done[0]["redelivered"]
     times = [each["t"] for each in recorded(here.server, "started")]
     # The upper half of a backoff is random.
-    assert min(b - a for a, b in zip(times, times[1:])) > 0.25
+    assert min(b - a for a, b in itertools.pairwise(times)) > 0.25
     assert worker.poll() is None
 
 

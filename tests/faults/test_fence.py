@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -101,7 +102,7 @@ def test_a_task_that_is_requeued_comes_back_ever_later(site: Callable[..., Site]
     here.send("refuse", 1, True)
     wait_for(lambda: here.sizes()[3] == 1, 30, "a dead letter")
     starts = [each["t"] for each in recorded(here.server, "started")]
-    pauses = [b - a for a, b in zip(starts, starts[1:])]
+    pauses = [b - a for a, b in itertools.pairwise(starts)]
     assert len(pauses) == 3
     for n, pause in enumerate(pauses):
         assert 0.4 * 2**n * 0.5 <= pause < 0.4 * 2**n + 1
