@@ -176,7 +176,7 @@ def lanes(lanes: Lanes, state: Any, queue: str | None = None, top: Any = _NAMED)
 
 def _look(lanes: Lanes, queue: str, top: int) -> dict[str, Any]:
     from .lanes.api import shared
-    from .survey import Survey
+    from .lanes.survey import Survey
 
     stats = lanes.snapshot(queue)
     found = Survey(lanes.store, queue, top, lanes_per_step=_READ).step()

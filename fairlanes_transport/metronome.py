@@ -87,10 +87,14 @@ class Doorbell:
                 self.writer.send(b"\0")
 
     def quiet(self) -> None:
-        """The bell was heard."""
-        self._rung = False
+        """The bell was heard; what was the matter has to be looked at after this.
+
+        First the bytes, then the flag: a ring of another thread between the two is one that we look at.  The other
+        way round its byte would be gone and its flag would stay, and nobody could ring any more.
+        """
         with contextlib.suppress(OSError):
             self.reader.recv(4096)
+        self._rung = False
 
     def close(self) -> None:
         """Close both ends."""
@@ -272,6 +276,9 @@ class Metronome:
         """
         self._turning = False
         self.before_park()
+        if self.park.link.down:
+            self.courier.close()  # its acks go out when the broker is back
+            return
         try:
             self.courier.post()
             self.courier.settle()
@@ -288,7 +295,7 @@ class Metronome:
             return
         # A channel that is nearly full has enough to do: its credit may grow for a moment, so that one claim
         # brings several messages.
-        hot = [s.channel for queue in self.hot for s in self.subscriptions.get(queue, ())]
+        hot = [s.channel for queue in list(self.hot) for s in self.subscriptions.get(queue, ())]
         if self._settled or not all(channel.nearly_full() for channel in hot):
             self._settled = False
             self._send_claim()

@@ -7,6 +7,7 @@ It is part of a worker's consumer only if the worker's broker is of this transpo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 STEP = f"{__name__}:LanesStep"
 
+#: How long a shutdown waits for a broker that does not answer.
+ANSWER_SECONDS = 1.0
 #: Longest pause between two tries to reach the broker again.
 RECONNECT_SECONDS = 10.0
 #: How often a consumer that waits for a free greenlet looks whether it is to shut down.
@@ -175,6 +178,8 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         connection = c.connection
         if connection is None or connection._transport is None:
             return
+        # Looked at first: much is to be sent in a shutdown, and each of it would wait for a broker that is silent.
+        connection._transport.link.answers(ANSWER_SECONDS)
         try:
             connection._transport.metronome.stop_turning()
         except connection_errors as exc:
@@ -286,7 +291,8 @@ def _keeping_written(pool: Any, flush: Callable[[], None]) -> Callable[[], None]
         for job in kept:
             job.discard = lambda: None
         try:
-            flush()
+            with contextlib.suppress(StopIteration):  # Celery: a child has died, and its pipes are not free yet
+                flush()
         finally:
             for job in kept:
                 del job.discard

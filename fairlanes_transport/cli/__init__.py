@@ -18,7 +18,7 @@ COMMANDS = {
     "doctor": "fairlanes_transport.cli.doctor:doctor",
     "drill": "fairlanes_transport.drill.command:drill",
     "drop": "fairlanes_transport.cli.commands:drop",
-    "exporter": "fairlanes_transport.exporter:exporter",
+    "exporter": "fairlanes_transport.cli.exporter:exporter",
     "lanes": "fairlanes_transport.cli.commands:lanes",
     "leases": "fairlanes_transport.cli.commands:leases",
     "move": "fairlanes_transport.cli.commands:move",

@@ -8,7 +8,8 @@ Each task notes its start and its end on a server of its own, which nobody harms
 * lost: submitted and never finished. There must be none.
 * a duplicate is a second start. It is explained if the process of an earlier start was killed, or stopped past its
   lease, between that start and the moment when its ack can be taken to have arrived. There must be no other.
-* recovery: from a kill to the next start of each task that it interrupted.
+* recovery: from a kill to the next start of each task that it interrupted, without the time in which there was no
+  broker.
 * the invariants of the queue hold.
 
 Prints a table, or with ``--json`` one line; the exit code is 0 if all is well.
@@ -138,6 +139,11 @@ class Chaos:
         if self.options.logs:
             Path(self.options.logs, f"w{n}-{worker.pid}.log").write_text(worker.text(), "utf-8")
 
+    def ready(self) -> int | None:
+        """A worker that is up; None: it would be the last one."""
+        up = [n for n, worker in enumerate(self.workers) if " ready." in worker.text()]
+        return self.random.choice(up) if len(up) > 1 else None
+
     # what is done to them
 
     def note(self, kind: str, begin: float, pids: set[int] | frozenset[int] = frozenset()) -> None:
@@ -147,7 +153,9 @@ class Chaos:
 
     def kill_worker(self) -> None:
         """SIGKILL a worker with its children, and start another."""
-        n = self.random.randrange(len(self.workers))
+        n = self.ready()
+        if n is None:
+            return
         pids = _group(self.workers[n].pid)
         begin = time.time()
         self.workers[n].kill()
@@ -156,7 +164,9 @@ class Chaos:
 
     def kill_child(self) -> None:
         """SIGKILL one pool process."""
-        children = [(w, pid) for w in self.workers for pid in _group(w.pid) - {w.pid}]
+        # One that dies while its worker starts ends the worker, with any broker.
+        up = [worker for worker in self.workers if " ready." in worker.text()]
+        children = [(worker, pid) for worker in up for pid in _group(worker.pid) - {worker.pid}]
         if not children:
             return
         _, pid = self.random.choice(children)
@@ -206,7 +216,9 @@ class Chaos:
 
     def warm_restart(self) -> None:
         """SIGTERM a worker, and start another when it has ended."""
-        n = self.random.randrange(len(self.workers))
+        n = self.ready()
+        if n is None:
+            return
         begin = time.time()
         self.workers[n].stop(signal.SIGTERM, 60)
         self.note("warm restart", begin)
@@ -223,6 +235,10 @@ class Chaos:
             self._over.wait(min(self.random.expovariate(1 / self.options.every), until - time.monotonic()))
             if time.monotonic() >= until:
                 break
+            for n, worker in enumerate(self.workers):
+                if worker.poll() is not None:
+                    self.note("exit of its own", time.time())
+                    self.replace(n)
             way = self.random.choices([way for way, _ in ways], [weight for _, weight in ways])[0]
             try:
                 way()
@@ -303,9 +319,11 @@ class Chaos:
                 blow = self.explanation(run, found[n + 1])
                 if blow is None:
                     result.unexplained.append(i)
-                    self.show(i, found)
+                    self.show(i, found, "was started again for no known reason")
                 elif blow.kind.startswith("kill") and run.end == float("inf"):
-                    recoveries.append(found[n + 1].begin - blow.begin)
+                    recoveries.append(self.recovery(blow.begin, found[n + 1].begin))
+                    if recoveries[-1] > self.options.lease + 2:
+                        self.show(i, found, f"was interrupted and came back after {recoveries[-1]:.1f} s")
         for blow in self.blows:
             result.blows[blow.kind] = result.blows.get(blow.kind, 0) + 1
         result.interrupted = len(recoveries)
@@ -347,6 +365,10 @@ class Chaos:
                 return blow
         return None
 
+    def recovery(self, kill: float, start: float) -> float:
+        """Seconds from a kill to the next start, without those in which there was no broker."""
+        return start - kill - sum(max(0.0, min(start, back) - max(kill, begin)) for begin, back in self.outages)
+
     def acked(self, end: float) -> float:
         """When the ack of a run that ended then can be taken to have arrived."""
         at = end + ACK_SECONDS
@@ -355,9 +377,9 @@ class Chaos:
                 at = max(at, back + 15)  # its worker has to connect again
         return at
 
-    def show(self, i: int, found: list[Run]) -> None:
-        """Say on stderr what is known of an unexplained duplicate."""
-        print(f"chaos: task {i} was started more than once: {found}", file=sys.stderr)
+    def show(self, i: int, found: list[Run], what: str) -> None:
+        """Say on stderr what is known of a task."""
+        print(f"chaos: task {i} {what}: {found}", file=sys.stderr)
         for blow in self.blows:
             if found[0].begin - 30 < blow.end and blow.begin < found[-1].begin:
                 pids = sorted(blow.pids) if len(blow.pids) < 9 else len(blow.pids)

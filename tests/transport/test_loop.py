@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +15,41 @@ import pytest
 from kombu import Connection, Exchange, Queue
 from kombu.asynchronous import Hub, get_event_loop, set_event_loop
 
+from fairlanes_transport.metronome import Doorbell
 from tests.harness import Server, wait_for
 from tests.invariants import check
 from tests.transport.conftest import Inbox, Monitor, ours, parked, send
 
 pytestmark = ours
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_ring_while_the_bell_is_heard(moment: str) -> None:
+    """From another thread, just when the loop reads: the bell must not fall silent for ever."""
+    bell = Doorbell()
+
+    class Reader:
+        def __init__(self, sock: socket.socket) -> None:
+            self.sock = sock
+
+        def recv(self, size: int) -> bytes:
+            if moment == "before":
+                bell.ring()
+            data = self.sock.recv(size)
+            if moment == "after":
+                bell.ring()
+            return data
+
+    reader = bell.reader
+    for _ in range(3):
+        bell.ring()
+        assert select.select([reader], [], [], 1)[0], "rung, and nobody hears it"
+        bell.reader = Reader(reader)  # type: ignore[assignment]
+        bell.quiet()
+        bell.reader = reader
+        with contextlib.suppress(BlockingIOError):
+            reader.recv(1)
+    bell.close()
 
 
 class Loop:

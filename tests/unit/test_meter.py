@@ -7,9 +7,9 @@ import re
 import pytest
 
 from fairlanes_transport.errors import QueueAbsent
-from fairlanes_transport.meter import WAIT_BOUNDS, Meter, Reading
+from fairlanes_transport.lanes.meter import WAIT_BOUNDS, Meter, Reading
+from fairlanes_transport.lanes.survey import Round, Survey
 from fairlanes_transport.scripts import _read
-from fairlanes_transport.survey import Round, Survey
 from tests.unit.rig import Rig, bury
 
 
@@ -17,7 +17,7 @@ from tests.unit.rig import Rig, bury
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The meter's clock: one number, which the test moves."""
     now = [0.0]
-    monkeypatch.setattr("fairlanes_transport.meter.monotonic", lambda: now[0])
+    monkeypatch.setattr("fairlanes_transport.lanes.meter.monotonic", lambda: now[0])
     return now
 
 
@@ -148,8 +148,8 @@ def test_delayed_and_dead_by_lane(rig: Rig) -> None:
 
 
 def test_of_many_dead_letters_the_newest_are_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlanes_transport.meter.MESSAGES_PER_READING", 4)
-    monkeypatch.setattr("fairlanes_transport.meter._MESSAGES_AT_ONCE", 2)
+    monkeypatch.setattr("fairlanes_transport.lanes.meter.MESSAGES_PER_READING", 4)
+    monkeypatch.setattr("fairlanes_transport.lanes.meter._MESSAGES_AT_ONCE", 2)
     bury(rig, "old", 3)
     now = int(rig.store.pulse("q")[0])
     rig.store.now = now + 10

@@ -22,8 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fairlanes_transport.cli import fairlanes
 from fairlanes_transport.errors import OptionError
-from fairlanes_transport.families import TOTALS
 from fairlanes_transport.metrics import REST, LanesCollector
+from fairlanes_transport.metrics.families import TOTALS
 from tests.harness import Server, wait_for
 from tests.unit.rig import Rig, bury
 

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from fairlanes_transport.families import Families
 from fairlanes_transport.metrics import WorkerCollector
+from fairlanes_transport.metrics.families import Families
 from tests.harness import ROOT
 
 DOCS = ROOT / "docs"

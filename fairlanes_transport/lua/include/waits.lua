@@ -1,6 +1,6 @@
 -- How long messages waited, from their publication to their first claim: a histogram among the totals, so that
 -- nothing of a lane remains. Field `wait_le_N` counts waits of at most N ms that are above the bound before,
--- `wait_le_inf` the longest, `wait_ms` is the sum of all. (Bounds as in histogram.py.)
+-- `wait_le_inf` the longest, `wait_ms` is the sum of all. (Bounds as in lanes/meter.py.)
 local WAIT_BOUNDS = { 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 1800000 }
 
 -- note_wait(waits, r, envelope, now): the record is claimed. Once per message, and not if it has an eta: those wait

@@ -7,8 +7,8 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from .lanes.views import QueueStats
-from .meter import WAIT_BOUNDS, LaneReading, Reading
+from ..lanes.meter import WAIT_BOUNDS, LaneReading, Reading
+from ..lanes.views import QueueStats
 
 #: Lane label of all lanes that are not named.
 REST: Final = "(rest)"

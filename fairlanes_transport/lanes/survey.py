@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final
 
-from .envelope import eta_ms
-from .lanes.replies import text
-from .store import Store
+from ..envelope import eta_ms
+from ..store import Store
+from .replies import text
 
 #: Lanes that one step reads.
 LANES_PER_STEP: Final = 5_000

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: collectors to mount (extra ``metrics``).
+"""The collectors: what Prometheus gets to read.
 
 ::
 
@@ -9,7 +9,7 @@
 
 ``fairlanes exporter`` serves the same.  A scrape is bounded in work and in time, whatever the queues hold, and so
 is the number of series: of each queue the `top` longest lanes are named, all others are summed up under the lane
-`REST`.  A broker that does not answer is ``fairlanes_up 0``, no error.
+`families.REST`.  A broker that does not answer is ``fairlanes_up 0``, no error.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from typing import Any, Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from .errors import FairlanesError, OptionError, QueueAbsent, connection_errors
-from .families import REST, Families, label
-from .lanes.api import Lanes
-from .meter import Meter
-
-__all__ = ["REST", "LanesCollector", "WorkerCollector"]
+from ..errors import FairlanesError, OptionError, QueueAbsent, connection_errors
+from ..lanes.api import Lanes
+from ..lanes.meter import Meter
+from .families import Families, label
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +119,7 @@ class WorkerCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Read now; asks no broker."""
-        from . import control
+        from .. import control
 
         age, room = self._families()
         for name, metronome in control.metronomes():
@@ -143,7 +141,7 @@ class WorkerCollector:
 
 
 def _check(url: str, options: dict[str, Any]) -> None:
-    from .addresses import Address
-    from .options import Options
+    from ..addresses import Address
+    from ..options import Options
 
     Address.all_from_url(url, Options.from_transport_options(options))

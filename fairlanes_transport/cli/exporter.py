@@ -7,8 +7,8 @@ import threading
 
 import click
 
-from .cli.base import broker_of, complete_queue, fail
-from .errors import OptionError
+from ..errors import OptionError
+from .base import broker_of, complete_queue, fail
 
 
 @click.command("exporter")
@@ -31,7 +31,7 @@ def exporter(ctx: click.Context, port: int, host: str, queues: tuple[str, ...], 
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 
-        from .metrics import LanesCollector
+        from ..metrics import LanesCollector
     except ModuleNotFoundError as exc:
         hint = "the exporter needs prometheus-client: pip install 'fairlanes-transport[metrics]'"
         raise click.ClickException(hint) from exc

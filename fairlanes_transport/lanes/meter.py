@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from .errors import QueueAbsent
-from .lanes.api import Lanes, shared
-from .lanes.reach import checked
-from .lanes.replies import queue_stats, text
-from .lanes.views import LaneStats, QueueStats
+from ..errors import QueueAbsent
+from .api import Lanes, shared
 from .pace import Pace, Progress
+from .reach import checked
+from .replies import queue_stats, text
 from .survey import LANES_PER_STEP, Round, Survey
+from .views import LaneStats, QueueStats
 
 #: Upper bounds (ms) of the histogram of waits, as in ``lua/include/waits.lua``; one more bucket has no bound.
 WAIT_BOUNDS: Final = (50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 300_000, 1_800_000)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .lanes.browse import Browser
-from .lanes.reach import checked
-from .lanes.views import QueueStats
+from .browse import Browser
+from .reach import checked
+from .views import QueueStats
 
 #: Seconds of claiming over which the pace is averaged; what is older fades.
 PACE_SECONDS: Final = 600.0
