@@ -341,7 +341,8 @@ def test_the_pool_grows_and_shrinks(stage: Stage) -> None:
     for i in range(10):
         stage.send("mark", "t", i)
     stage.done(10)
-    wait_for(lambda: "ok" in stage.ask("pool_shrink", 3), 10, "idle processes to take away")
+    for _ in range(3):  # one at a time: with fewer idle ones than asked for it takes some and fails
+        wait_for(lambda: "ok" in stage.ask("pool_shrink", 1), 10, "an idle process to take away")
     for i in range(10):
         stage.send("mark", "t", i)
     stage.done(20)
