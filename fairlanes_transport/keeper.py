@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -266,6 +267,8 @@ class Keeper:
 
     def _run(self) -> None:
         """Body of the thread."""
+        # Debuggers and coverage ask `threading` for this, which knows nothing of a thread made below it.
+        sys.settrace(threading.gettrace())
         while True:
             self._rest()
             try:

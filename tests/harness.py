@@ -7,6 +7,7 @@ process, however that ends.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -288,6 +289,11 @@ class Worker:
         """
         if self._process.output is None or self._process.output.closed:
             return
+        if "COVERAGE_PROCESS_CONFIG" in os.environ and self.poll() is None:
+            # What a worker has covered is written when it exits; a cold shutdown is quick.
+            self.send(signal.SIGQUIT)
+            with contextlib.suppress(AssertionError):
+                self.wait(2)
         self.kill()
         self._reader.join()
         self._process.close()
