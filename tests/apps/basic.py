@@ -17,6 +17,7 @@ from typing import Any
 import redis
 from celery import Task
 
+import fairlanes_transport
 from tests.apps.settings import PORT, RECORD_DB, from_environment
 
 app = from_environment("basic")
@@ -103,3 +104,10 @@ def whoami(self: Task[Any, Any], label: str = "") -> dict[str, Any]:
     }
     with noting(self, **json.loads(json.dumps(seen, default=repr))) as facts:
         return facts
+
+
+@app.task(bind=True, name="basic.throttling")
+def throttling(self: Task[Any, Any], tenant: str, i: int, seconds: float) -> None:
+    """Take the lane off the ring for ``seconds``, as after a 429."""
+    with noting(self, tenant=tenant, i=i):
+        fairlanes_transport.throttle(seconds)
