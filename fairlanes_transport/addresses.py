@@ -121,7 +121,7 @@ class Address:
     def __str__(self) -> str:
         user = f"{self.username}@" if self.username else ""
         if self.kind == "socket":
-            return f"fairlanes-socket://{user}{self.path}?virtual_host={self.db}"
+            return f"fairlanes-socket://{user}{self.path}/{self.db}"
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
         if self.kind == "sentinel":
             return f"fairlanes-sentinel://{user}{hosts}/{self.db}?master_name={self.master_name}"

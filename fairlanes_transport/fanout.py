@@ -7,6 +7,7 @@ its workers and ours.  Binding sets are also the routing tables of direct and to
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from time import monotonic, time
 from typing import Any
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 #: Seconds within which a PING on the subscribed connection must be answered.
 PONG_SECONDS = 5.0
 
+#: How long a try to connect may take while the broker answers nobody.
+TRY_SECONDS = 2.0
+#: A connection on which messages come steadily is checked after so long a silence.
+STEADY_SECONDS = 10.0
 #: How long nothing is published after a command was not answered.
 QUIET_SECONDS = 3.0
 
@@ -48,7 +53,9 @@ class Fanout:
         self._topic_prefix = options.global_keyprefix + plain.format(db=db)
         self.connection: Connection | None = None
         self._subscribers: dict[str, list[Deliver]] = {}
+        #: when (monotonic) something came last, and how long after what came before
         self._heard = 0.0
+        self._gap = math.inf
         self._pinged: float | None = None
 
     def topic(self, exchange: str, routing_key: str | None) -> str:
@@ -105,11 +112,16 @@ class Fanout:
             redis.exceptions.RedisError, OSError: the server cannot be reached.
         """
         self.close()
-        # The socket timeout bounds reads of a message that has begun to come.
-        connection = self.link.dedicated()
+        # The socket timeout bounds reads of a message that has begun to come.  Where nobody is answered, not much
+        # time is spent on a try: there will be others.
+        silent = self.link.silent_at > 0
+        limits = {"socket_timeout": TRY_SECONDS, "socket_connect_timeout": TRY_SECONDS} if silent else {}
+        connection = self.link.dedicated(**limits)
         connection.connect()
+        if silent:
+            connection._sock.settimeout(self.options.socket_timeout)  # type: ignore[attr-defined]
         self.connection = connection
-        self._heard = monotonic()
+        self._heard, self._gap = monotonic(), math.inf
         if self._subscribers:
             self._send("PSUBSCRIBE", *self._subscribers)
 
@@ -138,7 +150,8 @@ class Fanout:
             logger.info("lost the fanout connection (%s); subscribing anew", exc)
             self.connect()
             return None
-        self._heard, self._pinged = monotonic(), None
+        now = monotonic()
+        self._heard, self._gap, self._pinged = now, now - self._heard, None
         return reply
 
     def check(self) -> None:
@@ -155,9 +168,15 @@ class Fanout:
                 logger.warning("the fanout connection does not answer; subscribing anew")
                 self.link.note_silence()
                 self.connect()
-        elif self.options.health_check_interval and monotonic() - self._heard > self.options.health_check_interval:
+        elif self.options.health_check_interval and monotonic() - self._heard > self._patience():
             self._pinged = monotonic()
             self._send("PING")
+
+    def _patience(self) -> float:
+        """How long a silence is not remarkable.  A worker hears heartbeats every two seconds, its own at least; then
+        a path that has died shows sooner, and an idle one is not asked more often for it.
+        """
+        return min(float(self.options.health_check_interval), max(STEADY_SECONDS, 3 * self._gap))
 
     def close(self) -> None:
         """Drop the connection."""

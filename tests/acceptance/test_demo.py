@@ -22,7 +22,7 @@ from tests.harness import ROOT, SCHEME, need_valkey, wait_for
 pytestmark = pytest.mark.acceptance
 
 SCHEMES = tuple(dict.fromkeys(("redis", SCHEME)))
-SMALL = Plan(flood=400, quiet=10, schemes=SCHEMES)
+SMALL = Plan(flood=1500, quiet=10, schemes=SCHEMES)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_each_scheme_runs_every_task_and_only_fair_lanes_spare_the_quiet() -> No
 
     assert tuple(result.scheme for result in results) == tuple(progress.runs) == SCHEMES
     assert progress.ended == len(SCHEMES)
-    assert progress.last == (450, Counter(SMALL.totals))
+    assert progress.last == (1550, Counter(SMALL.totals))
     for result in results:
         assert Counter(start.tenant for start in result.starts) == SMALL.totals
         index = result.fairness(SMALL)

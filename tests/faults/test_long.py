@@ -58,3 +58,24 @@ def test_a_slot_is_kept_while_the_task_runs(site: Callable[..., Site]) -> None:
     assert here.starts() == {1: 1}
     wait_for(lambda: here.ends() == {1: 1, 2: 1}, 6 * LEASE + 10, "both")
     assert here.sizes() == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_messages_that_wait_in_workers_for_their_time_run_once(site: Callable[..., Site], pool: str) -> None:
+    """With ``eta_in_broker`` off, for four leases; there is never a second copy."""
+    here = site(lease_seconds=LEASE, eta_in_broker=False)
+    worker = here.worker(pool=pool, concurrency=1, prefetch=4)
+    here.worker(pool=pool, concurrency=1, prefetch=4)
+    due = time.time() + 4 * LEASE
+    here.sender.app.conf.broker_transport_options = {"eta_in_broker": False}
+    for i in range(6):
+        here.send("late", i, countdown=due - time.time())
+    wait_for(lambda: here.sizes()[1] == 6, 5, "held by workers")
+    while time.time() < due - 0.5:
+        assert sum(here.sizes()) == 6
+        time.sleep(0.1)
+        if due - time.time() < 2.5 * LEASE and worker.poll() is None:
+            worker.stop()  # what it holds goes to the other, and waits there
+    wait_for(lambda: len(here.ends()) == 6, 4 * LEASE + 10, "all")
+    assert here.starts() == {i: 1 for i in range(6)}
+    assert (here.total("expired"), here.total("rejected")) == (0, 0)

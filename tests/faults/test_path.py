@@ -70,14 +70,19 @@ def test_what_runs_over_a_black_hole_is_acked(site: Callable[..., Site], pool: s
     assert worker.poll() is None
 
 
+@pytest.mark.parametrize(("flags", "seconds"), [((), 30), (("--without-gossip",), 30 + 5 + 10)])
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_a_black_hole_for_the_subscribed_socket(site: Callable[..., Site], pool: str) -> None:
+def test_a_black_hole_for_the_subscribed_socket(
+    site: Callable[..., Site], pool: str, flags: tuple[str, ...], seconds: float
+) -> None:
+    """Noticed when no heartbeat comes, or else by a check with the park."""
     here = site(proxied=True, lease_seconds=None)
-    here.worker("--without-gossip", pool=pool, concurrency=1)
+    here.worker(*flags, pool=pool, concurrency=1)
     wait_for(lambda: here.sender.app.control.inspect(timeout=1).ping(), 10, "a ping")
+    time.sleep(3)
     ports = {int(each["addr"].rsplit(":")[-1]) for each in here.clients() if int(each["psub"])}
     assert _proxy(here).lose(ports) >= 1
-    wait_for(lambda: here.sender.app.control.inspect(timeout=1).ping(), 30, "resubscribed")
+    wait_for(lambda: here.sender.app.control.inspect(timeout=1).ping(), seconds, "resubscribed")
 
 
 def test_a_black_hole_for_the_parked_socket(site: Callable[..., Site]) -> None:

@@ -167,7 +167,8 @@ class QueueMachine(RuleBasedStateMachine):
         if popped:
             self.bench.drop_token()
         self.link.lose = lost
-        idle = not self.ref.messages
+        # A message in a lane that is paused or full to its limit is nothing to serve and nothing to keep the time of.
+        idle = not (self.ref.ring or self.ref.waiting or self.ref.tags("leased", "slot", "delayed", "dead"))
         turn = None
         try:
             turn = self.store.claim(self.queue, n, lease, consumer=consumer, will_park=parks)
@@ -175,7 +176,9 @@ class QueueMachine(RuleBasedStateMachine):
             records = self.bench.state().message
         taken = self.ref.claim(n, lease, "?", self.now)
         parking = parks == WillPark.YES or (parks == WillPark.IF_NOT_FULL and len(taken) < n)
-        due_in = self.ref.roles.clear() if idle else self.ref.keep(consumer, parking, self.now)
+        due_in = self.ref.keep(consumer, parking, self.now)
+        if idle:
+            self.ref.roles, due_in = {}, None
         if turn is None:
             for tag in taken:
                 self.ref.messages[tag].token = records[tag].token
@@ -197,7 +200,8 @@ class QueueMachine(RuleBasedStateMachine):
         parks, lost = draw(st.booleans()), draw(lossy)
         fences = self.pick(numbers)
         answers = tuple(self.reference_ack(fence, keep_slot) for fence in fences)
-        self.ref.finished = {tag: at for tag, at in self.ref.finished.items() if at > self.now - 300_000}
+        if any(answer > 0 for answer in answers):
+            self.ref.finished = {tag: at for tag, at in self.ref.finished.items() if at > self.now - 300_000}
         self.link.lose = lost
         turn = None
         with contextlib.suppress(redis.exceptions.ConnectionError):
