@@ -139,9 +139,10 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         c.pool.apply_async = _watching(c.pool)
         c.ensure_connected = _retrying_often(c.ensure_connected)
         c.on_decode_error = _burying_undecodable(c.on_decode_error)
-        c.on_unknown_task = _with_reason(c.on_unknown_task, "unknown task")
-        c.on_invalid_task = _with_reason(c.on_invalid_task, "invalid task")
-        c.on_unknown_message = _with_reason(c.on_unknown_message, "not a task")
+        header = tenancy.header_of(c.app)
+        c.on_unknown_task = _with_reason(c.on_unknown_task, "unknown task", header)
+        c.on_invalid_task = _with_reason(c.on_invalid_task, "invalid task", header)
+        c.on_unknown_message = _with_reason(c.on_unknown_message, "not a task", header)
         tenancy.install_worker(c.app)
         _send_events_without_waiting(c.app)
         control.install(c)
@@ -206,6 +207,8 @@ def _watching(pool: Any) -> Callable[..., Any]:
         run.watch(options)
         lease.started, lease.withdraw = True, run.withdraw
         run.result = apply_async(target, args, kwargs, **options)
+        if hasattr(run.result, "_write_to"):
+            run.result.lanes_run = run  # for the pool's flush
         return run.result
 
     return watched
@@ -282,12 +285,13 @@ def _send_events_without_waiting(app: Any) -> None:
 
 def _keeping_written(pool: Any, flush: Callable[[], None]) -> Callable[[], None]:
     """The prefork pool's `flush` forgets each job that no child has accepted yet.  A job that was written to a
-    child is run all the same: we want to hear of its end.
+    child is run all the same: we want to hear of its end.  What is forgotten is handed back.
     """
 
     def flush_unwritten() -> None:
         processes = pool._pool
-        kept = [job for job in tuple(processes._cache.values()) if _will_run(processes, job)]
+        waiting = [job for job in tuple(processes._cache.values()) if job._accepted is False]
+        kept = [job for job in waiting if _will_run(processes, job)]
         for job in kept:
             job.discard = lambda: None
         try:
@@ -296,13 +300,21 @@ def _keeping_written(pool: Any, flush: Callable[[], None]) -> Callable[[], None]
         finally:
             for job in kept:
                 del job.discard
+        for job in waiting:
+            run = getattr(job, "lanes_run", None)
+            if run is not None and job not in kept and not run.accepted:
+                run.request.message.channel.qos.release([run.request.message.delivery_tag])
 
     flush_unwritten.keeps_written = True  # type: ignore[attr-defined]
     return flush_unwritten
 
 
 def _will_run(processes: Any, job: Any) -> bool:
-    if job._accepted is not False or getattr(job, "_write_to", None) is None:
+    """Whether a child that lives has the job.  One whose child has died is in the pool's buffer again, to be written
+    to another: what is there, the flush forgets.
+    """
+    child = getattr(job, "_write_to", None)
+    if child is None or not child._is_alive() or job in processes.outbound_buffer:
         return False
     writer = getattr(job, "_writer", lambda: None)()
     # What is half written is completed, but not once the pool closes.
@@ -311,6 +323,7 @@ def _will_run(processes: Any, job: Any) -> bool:
 
 def _ended(run: Run) -> None:
     """A task has ended: free its slot, and hand back a message that will not be acked."""
+    run.result = None  # which knows the run
     lease, message = run.lease, run.request.message
     qos = message.channel.qos
     try:
@@ -339,13 +352,21 @@ def _burying_undecodable(on_decode_error: Callable[..., Any]) -> Callable[..., A
     return bury
 
 
-def _with_reason(handler: Callable[..., Any], reason: str) -> Callable[..., Any]:
-    """Celery rejects these without a word; the dead letter says why."""
+def _with_reason(handler: Callable[..., Any], reason: str, header: str) -> Callable[..., Any]:
+    """Celery rejects these without a word; the dead letter says why.  What is sent for the task (the errbacks of its
+    chord) goes into its lane.
+    """
 
     def handle(body: Any, message: Any, *args: Any, **kwargs: Any) -> Any:
         lease = getattr(message, "lease", None)
         if lease is not None:
             lease.reason = ": ".join([reason, *(repr(arg) for arg in args if isinstance(arg, Exception))])
-        return handler(body, message, *args, **kwargs)
+        tenant = (message.headers or {}).get(header)
+        token = tenancy.carried.set(tenant) if tenant is not None else None
+        try:
+            return handler(body, message, *args, **kwargs)
+        finally:
+            if token is not None:
+                tenancy.carried.reset(token)
 
     return handle

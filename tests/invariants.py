@@ -300,7 +300,8 @@ def check_ring(state: State, now: float) -> None:
         if where == ["ring"]:
             assert blocked is None, f"ring: lane {lane!r} is on the ring but blocked until {blocked} (now {now})"
         elif where == ["waiting"] and state.waiting[lane] > now:
-            off = state.waiting[lane] - (blocked or 0)
+            # Time is in whole ms, a bucket's content is not.
+            off = state.waiting[lane] - (blocked or now)
             assert abs(off) <= 2, f"ring: {lane!r} waits until {state.waiting[lane]}, should until {blocked}"
         indexed = lane in state.lanes
         assert indexed == (ready + flight > 0), f"lanes: {why}; in the index: {indexed}"

@@ -77,5 +77,5 @@ def test_messages_that_wait_in_workers_for_their_time_run_once(site: Callable[..
         if due - time.time() < 2.5 * LEASE and worker.poll() is None:
             worker.stop()  # what it holds goes to the other, and waits there
     wait_for(lambda: len(here.ends()) == 6, 4 * LEASE + 10, "all")
-    assert here.starts() == {i: 1 for i in range(6)}
+    assert here.starts() == dict.fromkeys(range(6), 1)
     assert (here.total("expired"), here.total("rejected")) == (0, 0)

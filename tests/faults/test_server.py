@@ -16,7 +16,7 @@ import redis
 
 from fairlanes_transport.guard import GuardedProcess
 from tests.faults.conftest import POOLS, Site
-from tests.harness import Server, Worker, need_redis, wait_done, wait_for
+from tests.harness import Server, Worker, need_redis, recorded, wait_done, wait_for
 
 pytestmark = pytest.mark.faults
 
@@ -191,12 +191,15 @@ def test_a_master_that_vanishes_from_its_sentinels(site: Callable[..., Site], re
             options = {"master_name": "main"}
             worker = Worker(
                 _Sentinel(port, records.port), "--without-mingle",  # type: ignore[arg-type]
-                app="tests.apps.faults", concurrency=1, conf={"broker_transport_options": options},
+                app="tests.apps.faults", concurrency=2, conf={"broker_transport_options": options},
             )  # fmt: skip
             here.workers.append(worker)
             worker.wait_ready()
             here.send("late", 0)
             wait_done(records, 1, 10)
+            here.send("late", 7, 15)  # runs over the failover
+            wait_done(records, 2, 10, "started")
+            time.sleep(0.5)
             process = here.server._process
             assert process is not None
             process.send_signal(signal.SIGSTOP)
@@ -204,8 +207,10 @@ def test_a_master_that_vanishes_from_its_sentinels(site: Callable[..., Site], re
             promoted = time.monotonic()
             with _sender(replica) as sender:
                 sender.send("faults.late", 1, tenant="a")
-            wait_done(records, 2, 30)
+            wait_done(records, 3, 30)
             assert time.monotonic() - promoted < 30
+            # Its lease ran out while there was no master; the worker took it again, and not a second time in hand.
+            assert [each["i"] for each in recorded(records, "started")].count(7) == 1
             assert worker.poll() is None
 
 

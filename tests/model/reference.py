@@ -46,7 +46,7 @@ class Reference:
             self.ring.pop(lane, None)
         elif lane not in self.ring:
             self.vt = self.vt if self.ring else 0.0
-            self.ring[lane] = self.vt + self.join / self.setting(lane, "weight", 1)
+            self.ring[lane] = self.vt + 1 / self.setting(lane, "weight", 1) * self.join
         if servable and until > now:
             self.waiting[lane] = until
             self.falls_due(until)

@@ -1,0 +1,79 @@
+"""What becomes of prefork jobs that no child has accepted when the pool is flushed (at a connection loss)."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from billiard.pool import RUN
+
+from fairlanes_transport.worker import _keeping_written
+
+
+class Job:
+    """A job of the pool, with as much as a flush looks at."""
+
+    def __init__(self, pool: SimpleNamespace, tag: str, child: Any, *, accepted: bool = False) -> None:
+        self.pool, self.tag = pool, tag
+        self._accepted, self._write_to = accepted, child
+        message = SimpleNamespace(delivery_tag=tag, channel=SimpleNamespace(qos=SimpleNamespace(release=pool.release)))
+        self.lanes_run = SimpleNamespace(accepted=accepted, request=SimpleNamespace(message=message))
+        pool._cache[tag] = self
+
+    def discard(self) -> None:
+        """The pool forgets it."""
+        del self.pool._cache[self.tag]
+
+
+@pytest.fixture
+def processes() -> SimpleNamespace:
+    released: list[str] = []
+    return SimpleNamespace(
+        _cache={}, _state=RUN, _active_writers=set(), outbound_buffer=deque(), released=released,
+        release=released.extend,
+    )  # fmt: skip
+
+
+def flush(processes: SimpleNamespace) -> None:
+    """Flush as Celery's pool does: forget what is not accepted, and what waits to be written."""
+
+    def celerys() -> None:
+        for job in tuple(processes._cache.values()):
+            if not job._accepted:
+                job.discard()
+        processes.outbound_buffer.clear()
+
+    _keeping_written(SimpleNamespace(_pool=processes), celerys)()
+
+
+def child(*, alive: bool) -> SimpleNamespace:
+    return SimpleNamespace(_is_alive=lambda: alive)
+
+
+def test_what_a_living_child_has_got_is_kept(processes: SimpleNamespace) -> None:
+    Job(processes, "written", child(alive=True))
+    Job(processes, "running", child(alive=True), accepted=True)
+    flush(processes)
+    assert set(processes._cache) == {"written", "running"}
+    assert processes.released == []
+
+
+def test_what_no_child_has_got_is_handed_back(processes: SimpleNamespace) -> None:
+    Job(processes, "waiting", None)
+    flush(processes)
+    assert set(processes._cache) == set()
+    assert processes.released == ["waiting"]
+
+
+def test_what_a_dead_child_had_got_is_handed_back(processes: SimpleNamespace) -> None:
+    """A chaos run found it: the job of a child that was killed just before a restart of the broker was kept, and its
+    lease renewed for ever, but the flush had cleared the buffer from which another child would have had it.
+    """
+    Job(processes, "killed", child(alive=False))
+    put_back = Job(processes, "put back", child(alive=True))
+    processes.outbound_buffer.append(put_back)
+    flush(processes)
+    assert set(processes._cache) == set()
+    assert sorted(processes.released) == ["killed", "put back"]
