@@ -353,7 +353,8 @@ class Channel(virtual.Channel):
             payload = envelope.load(claimed.envelope, claimed.body)
         except EnvelopeError as exc:
             logger.error("queue %r, message %s is a dead letter now: %s", queue, claimed.fence.tag, exc)
-            self._transport.store.reject(queue, claimed.fence, requeue=False, reason=str(exc))
+            reason = str(exc)
+            self.qos.tell(lambda store: store.reject(queue, claimed.fence, requeue=False, reason=reason))
             return None
         properties = payload["properties"]
         info = properties.setdefault("delivery_info", {})

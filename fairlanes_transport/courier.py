@@ -156,7 +156,10 @@ class Courier:
             reply = self.connection.read_response()
         except NoScriptError:
             # The server has forgotten its scripts; this one way is slow, and loads it.
-            return letter.request.run(self.link)
+            try:
+                return letter.request.run(self.link)
+            except Exception as exc:  # it is this letter's fate: the others have replies of their own
+                return exc
         except ResponseError as exc:
             return translate(letter.request.script.located(exc))
         return letter.request.read(reply)

@@ -204,8 +204,14 @@ class Keeper:
             if not lease.lost and (lease.owner is None or lease.owner.renews(lease)):
                 by_queue.setdefault(lease.queue, []).append(lease)
         for queue, leases in by_queue.items():
-            for i in range(0, len(leases), CHUNK):
-                self._extend(self.store, queue, leases[i : i + CHUNK])
+            try:
+                for i in range(0, len(leases), CHUNK):
+                    self._extend(self.store, queue, leases[i : i + CHUNK])
+            except unreachable:
+                raise
+            except Exception as exc:
+                # Damaged data, or a right that is missing: the other queues are renewed all the same.
+                self._say(functools.partial(logger.error, "cannot renew the leases of queue %r", queue, exc_info=exc))
 
     def flush(self, seconds: float) -> None:
         """Wait until nothing waits for the broker any more, for at most so long."""

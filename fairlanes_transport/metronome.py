@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 LOOPING_SECONDS = 0.1
 #: How long credit may grow before it is used, on a channel that is nearly full.
 SETTLE_SECONDS = 0.005
+#: How long messages are delivered in one turn of an event loop.
+DELIVERY_SECONDS = 0.02
 #: An event loop polls no longer than this.
 LONGEST_POLL_SECONDS = 10.0
 
@@ -291,6 +293,9 @@ class Metronome:
         if self.courier.overdue():
             self.courier.close()
             raise DriverConnectionError("no reply to a claim or an ack: the connection is dead")
+        if self.buffer:
+            self._doorbell.ring()
+            return
         if self._claiming or not self._prepare():
             return
         # A channel that is nearly full has enough to do: its credit may grow for a moment, so that one claim
@@ -313,9 +318,10 @@ class Metronome:
         self._thread = threading.get_ident()
 
     def _on_doorbell(self) -> None:
-        # The next turn does what there is to do.
+        # The next turn does what else there is to do.
         self._doorbell.quiet()
         self._heat_due()
+        self._deliver_for_a_moment()
 
     def _on_park(self) -> None:
         if self.closed:
@@ -329,7 +335,15 @@ class Metronome:
     def _on_courier(self) -> None:
         if not self.closed:
             self.courier.receive()
-            self._deliver_buffer()
+            self._deliver_for_a_moment()
+
+    def _deliver_for_a_moment(self) -> None:
+        """Deliver, and give the loop its turn between long deliveries: where tasks run on the loop (solo), each of
+        them may be acked, and a shutdown be seen, before the next one starts.
+        """
+        until = monotonic() + DELIVERY_SECONDS
+        while self.buffer and not self.closed and monotonic() < until:
+            self._deliver_buffer(1)
 
     def _on_fanout(self) -> None:
         if not self.closed and self.fanout.active:
@@ -588,8 +602,9 @@ class Metronome:
             if self.subscriptions:
                 self._starved = True
             self._unpark()
-            for queue in {*self._due, *self._tokens}:
-                self._leave_role(queue)
+        for queue in {*self._due, *self._tokens} - wanted.keys():
+            self._leave_role(queue)
+        if not wanted:
             return False
         if self._starved:
             self._starved = False
@@ -661,6 +676,8 @@ class Metronome:
             del self._due[queue]
             if queue in self.subscriptions:
                 self.hot.add(queue)
+                # We owe it a claim, or to give the role back.
+                self._tokens.add(queue)
 
     def _leave_role(self, queue: str) -> None:
         """We cannot serve the queue now: give back its time, and its token if we have popped it."""
@@ -684,6 +701,8 @@ class Metronome:
         """Give everything back that others may need, and close the sockets.  Never raises for a dead server."""
         if self.closed:
             return
+        with contextlib.suppress(RedisError, OSError):
+            self.before_park()
         self.closed = True
         self._turning = False
         if self._loop is not None:

@@ -74,7 +74,7 @@ class QoS(virtual.QoS):
             if answer is Answer.STALE:
                 report_lost(lease)
 
-        self._tell(reject)
+        self.tell(reject)
         self._transport.metronome.wake()
 
     def release(self, tags: Iterable[str]) -> None:
@@ -88,7 +88,7 @@ class QoS(virtual.QoS):
         for queue, leases in by_queue.items():
             for lease in leases:
                 lease.returned = True
-            self._tell(functools.partial(_release, queue=queue, leases=leases))
+            self.tell(functools.partial(_release, queue=queue, leases=leases))
 
     def check(self, lease: Lease) -> bool:
         """Whether a lease is still ours.
@@ -108,7 +108,7 @@ class QoS(virtual.QoS):
         self._transport.acks.flush()
         self.restore_unacked()
 
-    def _tell(self, operation: Callable[[Store], None]) -> None:
+    def tell(self, operation: Callable[[Store], None]) -> None:
         """Tell the broker something, now or, if it cannot be reached, as soon as it can be."""
         keeper = self._transport.keeper
         if keeper.behind or self._transport.link.down:

@@ -24,8 +24,19 @@ local finished, gone, emptied, handled = {}, {}, {}, {}
 
 local function ack(tag, attempt, token, keep_slot, spent)
   local r = load_record(tag)
-  if not r or r.slot or handled[tag] then return -1 end
-  if r.attempt ~= attempt or r.token ~= token then return 0 end
+  if not r or handled[tag] then return -1 end
+  local current = r.attempt == attempt and r.token == token
+  if r.slot then
+    -- Acked already. If it is the same claim, the reply was lost: it is told again, or the slot is freed.
+    if not current then return -1 end
+    if keep_slot then return 2 end
+    end_lease(tag, r)
+    gone[#gone + 1], handled[tag] = tag, true
+    freed(q, r.lane, now)
+    true_up(q, r, spent)
+    return 1
+  end
+  if not current then return 0 end
   local leased = redis.call('ZSCORE', K.leases, tag)
   if not leased and redis.call('ZREM', K.ready .. r.lane, tag) + redis.call('ZREM', K.delayed, tag) == 0 then
     return 0
@@ -35,12 +46,12 @@ local function ack(tag, attempt, token, keep_slot, spent)
     save_record(tag, r)
   else
     if leased then end_lease(tag, r) end
-    gone[#gone + 1] = tag
+    gone[#gone + 1], handled[tag] = tag, true
     -- A lane that is on the ring has lost what it had ready, perhaps.
     if leased then freed(q, r.lane, now) else place(q, r.lane, now) end
     true_up(q, r, spent)
   end
-  emptied[#emptied + 1], handled[tag] = tag, true
+  emptied[#emptied + 1] = tag
   finished[#finished + 1], finished[#finished + 2] = now, tag
   return r.slot and 2 or 1
 end
@@ -50,10 +61,10 @@ for i = 4, #ARGV, 5 do
   answers[#answers + 1] = ack(ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], ARGV[i + 3] == '1',
     tonumber(ARGV[i + 4]))
 end
+if #gone > 0 then redis.call('HDEL', K.message, unpack(gone)) end
 if #emptied > 0 then
   redis.call('HDEL', K.envelope, unpack(emptied))
   redis.call('HDEL', K.body, unpack(emptied))
-  if #gone > 0 then redis.call('HDEL', K.message, unpack(gone)) end
   -- What was finished is remembered for five minutes, 10,000 messages at most.
   redis.call('ZADD', K.finished, unpack(finished))
   redis.call('ZREMRANGEBYSCORE', K.finished, '-inf', now - 300000)

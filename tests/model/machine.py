@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fairlanes_transport.errors import LaneFull
 from fairlanes_transport.store import Answer, FailurePolicy, Fence, WillPark
 from tests.model.reference import Reference
-from tests.scripts.bench import JOIN, Bench
+from tests.scripts.bench import JOIN, Bench, ClientLink
 
 POLICY = FailurePolicy(
     backoff_base=2.0, backoff_factor=3.0, backoff_max=5.0, max_failures=3, dead_letter_max=2, dead_letter_ttl=60.0
@@ -56,14 +56,13 @@ ACTIONS = [
 ]  # fmt: skip
 
 
-class Losing:
-    """A caller whose next reply is lost on the way, after the server did what it was asked."""
+class Losing(ClientLink):
+    """A link whose next reply can be lost on the way, after the server did what it was asked."""
 
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.lose = inner, False
+    lose = False
 
     def call(self, *args: Any) -> Any:
-        reply = self.inner.call(*args)
+        reply = super().call(*args)
         if self.lose:
             self.lose = False
             raise redis.exceptions.ConnectionError("the reply was lost")
@@ -80,7 +79,7 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.bench = Bench(type(self).connect(), policy=POLICY)
         self.store, self.queue = self.bench.store, self.bench.queue
-        self.link = self.store.caller = Losing(self.store.caller)
+        self.link = self.store.caller = Losing(self.bench.client)
         self.ref = Reference(POLICY, self.wait_of, JOIN, GRACE)
         self.tags: list[str] = []
         self.fences: list[Fence] = []
@@ -213,6 +212,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.rearmed(turn.need if turn else None)
 
     def reference_ack(self, fence: Fence, keep_slot: bool) -> Answer:
+        if self.ref.check(fence, "slot") == Answer.DONE:  # sent again: its reply was lost
+            if keep_slot:
+                return Answer.SLOT
+            self.ref.settle(self.ref.messages.pop(fence.tag).lane, self.now)
+            return Answer.DONE
         answer = self.ref.check(fence, "leased", "ready", "delayed")
         if answer != Answer.DONE:
             return answer

@@ -24,7 +24,7 @@ def run(connect: Callable[[], redis.Redis], examples: int = 0, steps: int = 40) 
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples or max(1, settings.default.max_examples * 6 // 10),
+            max_examples=examples or max(1, settings().max_examples * 6 // 10),
             stateful_step_count=steps,
             suppress_health_check=list(HealthCheck),
         ),

@@ -18,7 +18,7 @@ __all__ = ["DONE", "GONE", "JOIN", "STALE", "T0", "Answer", "Bench", "ClientLink
 T0 = 1_700_000_000_000
 #: A lane joins the ring this part of a turn after the virtual time (lua/include/ring.lua).
 JOIN = 1 - 2**-20
-#: No jitter to speak of in tests: the wait is between half the backoff and all of it.
+#: Short, so that tests reach its cap and its end.
 POLICY = FailurePolicy(backoff_base=1.0, backoff_factor=2.0, backoff_max=8.0, max_failures=4)
 
 DONE, STALE, GONE = Answer.DONE, Answer.STALE, Answer.GONE

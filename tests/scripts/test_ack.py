@@ -148,8 +148,21 @@ def test_a_running_slot_keeps_its_place_and_drops_the_payload(bench: Bench) -> N
     }
     assert bench.tags(16) == []
     bench.mark()
-    assert bench.ack([fence, fence], keep_slot=True) == (GONE, GONE)
+    # The reply may have been lost, and the ack be sent again.
+    assert bench.ack([fence, fence], keep_slot=True) == (Answer.SLOT, Answer.SLOT)
+    assert bench.ack([fence._replace(attempt=2), fence._replace(token="x")], keep_slot=True) == (GONE, GONE)
     assert bench.changes() == {}
+
+
+def test_an_ack_that_is_sent_again_after_the_end_frees_the_slot(bench: Bench) -> None:
+    bench.configure("a", limit=1)
+    bench.fill("a", 2)
+    fence = bench.fence()
+    bench.ack(fence, keep_slot=True)
+    assert bench.ack(fence) == (DONE,)
+    assert bench.ack(fence) == (GONE,)
+    assert bench.check().totals["acked"] == 1
+    assert bench.fence().tag == "a1"
 
 
 def test_a_lane_without_bounds_needs_no_slot(bench: Bench) -> None:

@@ -259,7 +259,7 @@ def test_a_rate_spaces_claims_after_the_burst(bench: Bench) -> None:
 def test_a_rate_is_kept_over_any_length(bench: Bench) -> None:
     bench.configure("a", rate="3/70000", burst=1)
     bench.fill("a", 12)
-    at = []
+    at: list[int] = []
     while len(at) < 12:
         at += [bench.now] * len(bench.tags(16, lease=LONG))
         waiting = bench.check().waiting

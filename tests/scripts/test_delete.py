@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fairlanes_transport import scripts
-from tests.scripts.bench import GONE, Bench
+from tests.scripts.bench import GONE, Bench, ClientLink
 
 
 def litter(bench: Bench, lanes: int) -> None:
@@ -27,13 +29,12 @@ def test_all_of_it_goes_in_pieces(bench: Bench) -> None:
     litter(bench, 260)
     calls = []
 
-    class Counting:
-        def call(self, *args: object) -> object:
+    class Counting(ClientLink):
+        def call(self, *args: Any) -> Any:
             calls.append(args[0])
-            return inner.call(*args)
+            return super().call(*args)
 
-    inner = bench.store.caller
-    bench.store.caller = Counting()
+    bench.store.caller = Counting(bench.client)
     assert bench.store.delete(bench.queue)
     assert calls.count("EVALSHA") > 3
     assert bench.state().flat() == {}

@@ -34,7 +34,7 @@ def test_enqueue_is_refused_whole(full: Bench) -> None:
     full.mark()
     for options in ({}, {"delay": 1_000}, {"must_exist": True}):
         with pytest.raises(ServerFull):
-            full.put("new", **options)  # type: ignore[arg-type]
+            full.put("new", **options)
     assert full.changes() == {}
     assert not full.put("a0"), "a known tag is known, also on a full server"
 

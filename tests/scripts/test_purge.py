@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.scripts.bench import DONE, Bench
+from tests.scripts.bench import DONE, Bench, ClientLink
 
 
-class Meddling:
-    """A caller that does something between two calls of one purge."""
+class Meddling(ClientLink):
+    """A link that does something between two calls of one purge."""
 
     def __init__(self, bench: Bench, meddle: Callable[[int], Any]) -> None:
-        self.inner, self.calls, self.meddle = bench.store.caller, 0, meddle
+        super().__init__(bench.client)
+        self.calls, self.meddle = 0, meddle
 
     def call(self, *args: Any) -> Any:
-        reply = self.inner.call(*args)
+        reply = super().call(*args)
         if args[0] == "EVALSHA" and isinstance(reply, list) and len(reply) == 6:
             self.calls += 1
             self.meddle(self.calls)
