@@ -285,40 +285,54 @@ def _send_events_without_waiting(app: Any) -> None:
 
 def _keeping_written(pool: Any, flush: Callable[[], None]) -> Callable[[], None]:
     """The prefork pool's `flush` forgets each job that no child has accepted yet.  A job that was written to a
-    child is run all the same: we want to hear of its end.  What is forgotten is handed back.
+    child is run all the same: we want to hear of its end.  What will not be run is handed back.
+
+    A child may have died unnoticed with a job in its pipe.  While the pool knows the job, it gives the next child
+    another pipe; else that child would run what was handed back.
     """
 
     def flush_unwritten() -> None:
         processes = pool._pool
         waiting = [job for job in tuple(processes._cache.values()) if job._accepted is False]
-        kept = [job for job in waiting if _will_run(processes, job)]
+        kept = [job for job in waiting if _is_written(processes, job)]
+        fallen: list[Any] = []
+        put_back = processes._put_back
+        processes._put_back = fallen.append  # flush would forget it there
         for job in kept:
             job.discard = lambda: None
         try:
             with contextlib.suppress(StopIteration):  # Celery: a child has died, and its pipes are not free yet
                 flush()
         finally:
+            processes._put_back = put_back
+            processes.outbound_buffer.clear()
             for job in kept:
                 del job.discard
         for job in waiting:
-            run = getattr(job, "lanes_run", None)
-            if run is not None and job not in kept and not run.accepted:
-                run.request.message.channel.qos.release([run.request.message.delivery_tag])
+            if job not in kept or job in fallen:
+                _hand_back(job)
 
     flush_unwritten.keeps_written = True  # type: ignore[attr-defined]
     return flush_unwritten
 
 
-def _will_run(processes: Any, job: Any) -> bool:
-    """Whether a child that lives has the job.  One whose child has died is in the pool's buffer again, to be written
-    to another: what is there, the flush forgets.
-    """
-    child = getattr(job, "_write_to", None)
-    if child is None or not child._is_alive() or job in processes.outbound_buffer:
+def _is_written(processes: Any, job: Any) -> bool:
+    """Whether the job is in a child's pipe, and not in the pool's buffer again because that child has died."""
+    if job in processes.outbound_buffer:
         return False
     writer = getattr(job, "_writer", lambda: None)()
     # What is half written is completed, but not once the pool closes.
-    return processes._state == POOL_RUN or writer not in processes._active_writers
+    return getattr(job, "_write_to", None) is not None and (
+        processes._state == POOL_RUN or writer not in processes._active_writers
+    )
+
+
+def _hand_back(job: Any) -> None:
+    """No child has the job, and none will get it."""
+    job.discard()
+    run = getattr(job, "lanes_run", None)
+    if run is not None and not run.accepted:
+        run.request.message.channel.qos.release([run.request.message.delivery_tag])
 
 
 def _ended(run: Run) -> None:

@@ -7,7 +7,8 @@ Each task notes its start and its end on a server of its own, which nobody harms
 
 * lost: submitted and never finished. There must be none.
 * a duplicate is a second start. It is explained if the process of an earlier start was killed, or stopped past its
-  lease, between that start and the moment when its ack can be taken to have arrived. There must be no other.
+  lease, between that start and the moment when its ack can be taken to have arrived; or if its own process was stopped
+  past its lease with the task in hand. There must be no other.
 * recovery: from a kill to the next start of each task that it interrupted, without the time in which there was no
   broker.
 * the invariants of the queue hold.
@@ -40,6 +41,8 @@ from tests.invariants import check
 
 #: An ack of a task that has ended has arrived after so many seconds, if the broker could be reached.
 ACK_SECONDS = 1.0
+#: What a pool had in hand when it was stopped begins so soon after it goes on.
+RESUME_SECONDS = 1.0
 #: One after another, for as many workers as there are.
 POOLS = ("prefork", "threads", "prefork", "gevent")
 
@@ -363,6 +366,9 @@ class Chaos:
         for blow in self.blows:
             if run.pid in blow.pids and blow.begin <= min(acked, following.begin) and blow.end >= run.begin:
                 return blow
+            resumed = blow.end - 0.1 <= following.begin <= blow.end + RESUME_SECONDS
+            if blow.kind == "stop past lease" and following.pid in blow.pids and resumed:
+                return blow  # the pool had the job in hand when it was stopped
         return None
 
     def recovery(self, kill: float, start: float) -> float:

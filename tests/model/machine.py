@@ -199,7 +199,7 @@ class QueueMachine(RuleBasedStateMachine):
         parks, lost = draw(st.booleans()), draw(lossy)
         fences = self.pick(numbers)
         answers = tuple(self.reference_ack(fence, keep_slot) for fence in fences)
-        if any(answer > 0 for answer in answers):
+        if any(self.ref.finished.get(fence.tag) == self.now for fence in fences):
             self.ref.finished = {tag: at for tag, at in self.ref.finished.items() if at > self.now - 300_000}
         self.link.lose = lost
         turn = None

@@ -24,15 +24,15 @@ class Job:
 
     def discard(self) -> None:
         """The pool forgets it."""
-        del self.pool._cache[self.tag]
+        self.pool._cache.pop(self.tag, None)
 
 
 @pytest.fixture
 def processes() -> SimpleNamespace:
     released: list[str] = []
     return SimpleNamespace(
-        _cache={}, _state=RUN, _active_writers=set(), outbound_buffer=deque(), released=released,
-        release=released.extend,
+        _cache={}, _state=RUN, _put_back=lambda job: None, _active_writers=set(), outbound_buffer=deque(),
+        released=released, release=released.extend,
     )  # fmt: skip
 
 
@@ -44,6 +44,9 @@ def flush(processes: SimpleNamespace) -> None:
             if not job._accepted:
                 job.discard()
         processes.outbound_buffer.clear()
+        for job in tuple(processes._cache.values()):  # what it does when it finds a child dead
+            if not job._accepted and not job._write_to._is_alive():
+                processes._put_back(job)
 
     _keeping_written(SimpleNamespace(_pool=processes), celerys)()
 
