@@ -139,10 +139,9 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         c.pool.apply_async = _watching(c.pool)
         c.ensure_connected = _retrying_often(c.ensure_connected)
         c.on_decode_error = _burying_undecodable(c.on_decode_error)
-        header = tenancy.header_of(c.app)
-        c.on_unknown_task = _with_reason(c.on_unknown_task, "unknown task", header)
-        c.on_invalid_task = _with_reason(c.on_invalid_task, "invalid task", header)
-        c.on_unknown_message = _with_reason(c.on_unknown_message, "not a task", header)
+        c.on_unknown_task = _with_reason(c.on_unknown_task, "unknown task")
+        c.on_invalid_task = _with_reason(c.on_invalid_task, "invalid task")
+        c.on_unknown_message = _with_reason(c.on_unknown_message, "not a task")
         tenancy.install_worker(c.app)
         _send_events_without_waiting(c.app)
         control.install(c)
@@ -366,21 +365,13 @@ def _burying_undecodable(on_decode_error: Callable[..., Any]) -> Callable[..., A
     return bury
 
 
-def _with_reason(handler: Callable[..., Any], reason: str, header: str) -> Callable[..., Any]:
-    """Celery rejects these without a word; the dead letter says why.  What is sent for the task (the errbacks of its
-    chord) goes into its lane.
-    """
+def _with_reason(handler: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """Celery rejects these without a word; the dead letter says why."""
 
     def handle(body: Any, message: Any, *args: Any, **kwargs: Any) -> Any:
         lease = getattr(message, "lease", None)
         if lease is not None:
             lease.reason = ": ".join([reason, *(repr(arg) for arg in args if isinstance(arg, Exception))])
-        tenant = (message.headers or {}).get(header)
-        token = tenancy.carried.set(tenant) if tenant is not None else None
-        try:
-            return handler(body, message, *args, **kwargs)
-        finally:
-            if token is not None:
-                tenancy.carried.reset(token)
+        return handler(body, message, *args, **kwargs)
 
     return handle

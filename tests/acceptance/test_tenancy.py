@@ -199,9 +199,6 @@ SPEAKING = {
         lambda app, label: _of_a_chord(signature("canvas.mark", (label,), task_id=_revoked(app)), label=label),
         1,
     ),
-    "chord with an unknown part": Speaking(
-        lambda app, label: _of_a_chord(signature("canvas.nowhere", (label,)), label=label), 1
-    ),
     "chord with an expired part": Speaking(
         lambda app, label: _of_a_chord(signature("canvas.mark", (label,), expires=1e-6), label=label), 1
     ),

@@ -82,6 +82,34 @@ def test_what_runs_over_a_loss_is_acked_and_the_rest_runs_once(site: Callable[..
     assert len(_noise(worker, since)) <= 2, _noise(worker, since)
 
 
+@pytest.mark.parametrize("child_first", [True, False])
+def test_a_job_in_the_pipe_of_a_child_that_dies(site: Callable[..., Site], child_first: bool) -> None:
+    """Written, but not begun, when the connection is lost: it runs once, whether the child dies before or after."""
+    here = site(lease_seconds=20)
+    worker = here.worker("--without-mingle", concurrency=1)
+    here.send("lost", 0)
+    child = wait_done(here.server, 1, 20)[0]["pid"]
+    time.sleep(0.3)
+    os.kill(child, signal.SIGSTOP)
+    here.send("lost", 1)
+    wait_for(lambda: here.sizes()[1] == 1, 5, "a lease")
+    time.sleep(0.3)
+    if child_first:
+        os.kill(worker.pid, signal.SIGSTOP)  # so that it hears of both at once
+        os.kill(child, signal.SIGKILL)
+        _kill(here, "all")
+        os.kill(worker.pid, signal.SIGCONT)
+    else:
+        _kill(here, "all")
+        time.sleep(1)
+        os.kill(child, signal.SIGKILL)
+    wait_for(lambda: here.ends().get(1), 15, "its end")
+    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 10, "its ack")
+    time.sleep(2)
+    assert here.starts() == {0: 1, 1: 1}
+    assert (here.total("expired"), here.total("rejected")) == (0, 0)
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_another_worker_gets_what_has_not_started(site: Callable[..., Site], pool: str) -> None:
     """While the broker cannot be reached from one worker, another one runs what that had prefetched."""
