@@ -50,9 +50,9 @@ bounds = st.fixed_dictionaries(
 
 #: What can happen, as often as it should.
 ACTIONS = [
-    *["claim"] * 6, *["enqueue"] * 4, *["ack"] * 4, *["pass_time_to_what_is_next"] * 3, *["configure"] * 2,
-    *["release"] * 2, *["reject"] * 3, "enqueue_again", "enqueue_into_a_full_lane", "extend", "finish", "rearm",
-    "pop_the_token_and_die", "pass_time", "expire", "pause", "throttle", "redrive", "purge", "cancel",
+    *["claim"] * 6, *["enqueue"] * 4, *["ack"] * 4, *["pass_time_to_what_is_next"] * 3, *["reject"] * 3,
+    *["configure"] * 2, *["release"] * 2, *["finish"] * 2, "enqueue_again", "enqueue_into_a_full_lane", "extend",
+    "rearm", "pop_the_token_and_die", "pass_time", "expire", "pause", "throttle", "redrive", "purge", "cancel",
 ]  # fmt: skip
 
 

@@ -18,7 +18,17 @@ from hypothesis.stateful import run_state_machine_as_test
 from fairlanes_transport import scripts
 from tests.model.machine import QueueMachine
 from tests.model.test_model import fake_client
-from tests.scripts import test_ack, test_claim, test_declare, test_enqueue, test_purge
+from tests.scripts import (
+    test_ack,
+    test_claim,
+    test_declare,
+    test_enqueue,
+    test_expire,
+    test_finish,
+    test_purge,
+    test_redrive,
+    test_reject,
+)
 from tests.scripts.bench import Bench
 
 
@@ -45,11 +55,14 @@ BUGS = [
     Bug("a lost lease can be extended", "extend", " or not redis.call('ZSCORE', K.leases, tag) then", " then"),
     Bug("a late ack leaves the message ready", "ack", "redis.call('ZREM', K.ready .. r.lane, tag)", "1"),
     Bug("a late ack leaves the message delayed", "ack", "redis.call('ZREM', K.delayed, tag)", "1"),
-    Bug("a dead message can be acked", "ack", "+ redis.call('ZREM', K.delayed, tag) == 0 then", "< 0 then"),
-    Bug("redrive does not raise the attempt", "redrive", "r.attempt + 1, 0, '-'", "r.attempt, 0, r.token"),
+    Bug("a dead message can be acked", "ack", "+ redis.call('ZREM', K.delayed, tag) == 0 then", "< 0 then",
+        test_ack.test_a_dead_message_cannot_be_acked),
+    Bug("redrive does not raise the attempt", "redrive", "r.attempt + 1, 0, '-'", "r.attempt, 0, r.token",
+        test_redrive.test_the_old_fence_is_stale),
     Bug("an ack of a running slot counts for anybody", "ack", "if not current then return -1 end", ""),
     Bug("an ack that is sent again frees a slot in use", "ack", "if keep_slot then return 2 end", ""),
-    Bug("finish frees the slot of another", "finish", " and r.token == ARGV[i + 2]", ""),
+    Bug("finish frees the slot of another", "finish", " and r.token == ARGV[i + 2]", "",
+        test_finish.test_another_token_frees_nothing),
     # conservation
     Bug("claim makes no lease", "claim", "redis.call('ZADD', K.leases, deadline, tag)", ""),
     Bug("an expired lease stays in flight", "", "redis.call('SREM', K.flight .. r.lane, tag)", ""),
@@ -57,8 +70,11 @@ BUGS = [
     Bug("a known tag is stored again", "enqueue", "redis.call('HEXISTS', K.message, tag) == 1 or ", ""),
     Bug("a finished tag is stored again", "ack", "redis.call('ZADD', K.finished, unpack(finished))", ""),
     Bug("a dead letter is not counted", "", "count('died', 1)", ""),
-    Bug("a trimmed dead letter is not counted", "", "count('trimmed', #tags)", ""),
-    Bug("a running slot that expires is redelivered", "", "      if r.slot then", "      if false then"),
+    Bug("a trimmed dead letter is not counted", "", "count('trimmed', #tags)", "",
+        test_reject.test_no_more_dead_letters_than_their_number),
+    Bug("a running slot that expires is redelivered", "", "      if r.slot then", "      if false then",
+        lambda bench: test_finish.test_a_slot_that_expires_is_freed_and_nothing_is_redelivered(
+            bench, test_finish.make_slot(bench))),
     Bug("an early ack in a bounded lane keeps no slot", "ack", "if leased and keep_slot", "if false and keep_slot"),
     Bug("an ack twice in one call is done twice", "ack", " or handled[tag] then", " then"),
     Bug("a lane's name ends at a zero byte", "", "r.slot and '1' or '0') .. r.token .. ' ' .. r.lane",
@@ -74,13 +90,18 @@ BUGS = [
     Bug("a release counts as a failure", "release",
         "end_lease(tag, r)\n", "end_lease(tag, r) r.failures = 1 r.score = 0\n"),
     Bug("the first expiry waits", "", "r.failures > 1 and backoff", "backoff"),
-    Bug("the second expiry does not wait", "", "r.failures > 1 and backoff", "r.failures > 2 and backoff"),
-    Bug("one failure too many", "", "r.failures >= policy.max_failures", "r.failures > policy.max_failures"),
-    Bug("backoff does not grow", "", "policy.factor ^ (failures - 1)", "1"),
-    Bug("backoff has no cap", "", "math.min(policy.cap, ", "math.max(0, "),
+    Bug("the second expiry does not wait", "", "r.failures > 1 and backoff", "r.failures > 2 and backoff",
+        test_expire.test_the_second_failure_waits_and_the_last_is_the_end),
+    Bug("one failure too many", "", "r.failures >= policy.max_failures", "r.failures > policy.max_failures",
+        test_reject.test_backoff_grows_to_its_cap_then_the_message_dies),
+    Bug("backoff does not grow", "", "policy.factor ^ (failures - 1)", "1",
+        test_reject.test_backoff_grows_to_its_cap_then_the_message_dies),
+    Bug("backoff has no cap", "", "math.min(policy.cap, ", "math.max(0, ",
+        test_reject.test_backoff_grows_to_its_cap_then_the_message_dies),
     Bug("one dead letter too many", "", "redis.call('ZCARD', K.dead) - policy.dead_max",
-        "redis.call('ZCARD', K.dead) - policy.dead_max - 1"),
-    Bug("dead letters do not age", "", "'-inf', now - policy.dead_ttl", "'-inf', 0"),
+        "redis.call('ZCARD', K.dead) - policy.dead_max - 1", test_reject.test_no_more_dead_letters_than_their_number),
+    Bug("dead letters do not age", "", "'-inf', now - policy.dead_ttl", "'-inf', 0",
+        test_reject.test_no_dead_letter_older_than_its_ttl),
     # order and share
     Bug("release loses the place", "release", "    make_ready(q, tag, r)", "    r.score = 0 make_ready(q, tag, r)"),
     Bug("a backoff loses the place", "",
@@ -112,7 +133,8 @@ BUGS = [
     Bug("a paused queue is served", "claim", "taken < max and not q.paused", "taken < max"),
     Bug("a throttle is ignored", "", "tonumber(redis.call('GET', K.throttle .. lane) or 0)", "0"),
     Bug("a rate is ignored", "claim", "if s.rate then spend_token(s, lane, now) end", ""),
-    Bug("a bucket holds more than its burst", "", "math.min(s.burst, tonumber(v[1])", "math.min(99, tonumber(v[1])"),
+    Bug("a bucket holds more than its burst", "", "math.min(s.burst, tonumber(v[1])", "math.min(99, tonumber(v[1])",
+        test_claim.test_a_rested_lane_has_its_burst_and_no_more),
     # the wake protocol
     Bug("two tokens", "", "if need and not armed then", "if need then"),
     Bug("a token without need stays", "", "elseif armed and not need then", "elseif false then"),
@@ -130,7 +152,8 @@ BUGS = [
         "if false then"),
     Bug("a dead keeper is waited for", "", "q.keeper_until + GRACE > now then", "true then"),
     Bug("the keeper ignores deadlines", "", "{ K.delayed, K.waiting, K.leases }", "{ K.delayed, K.waiting }"),
-    Bug("a keeper stays over an empty queue", "claim", "  if q.keeper or q.deputy then\n", "  if false then\n"),
+    Bug("a keeper stays over an empty queue", "claim", "  if q.keeper or q.deputy then\n", "  if false then\n",
+        test_claim.test_a_keeper_that_finds_the_queue_empty_is_none),
     # ends
     Bug("idle lanes of a queue with an end lose it", "",
         "for _, lane in ipairs(redis.call('ZRANGE', index, 0, 9999)) do add(lane) end",
@@ -162,7 +185,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Bug], None]:
     return plant
 
 
-def run_model(examples: int = 150, steps: int = 40) -> None:
+def run_model(examples: int = 400, steps: int = 40) -> None:
     """The model on fakeredis, the same each time; stops at the first thing that it finds."""
     machine = type("Machine", (QueueMachine,), {"connect": staticmethod(fake_client)})
     run_state_machine_as_test(

@@ -256,6 +256,14 @@ def test_a_rate_spaces_claims_after_the_burst(bench: Bench) -> None:
     bench.check()
 
 
+def test_a_rested_lane_has_its_burst_and_no_more(bench: Bench) -> None:
+    bench.configure("a", rate="1/10000", burst=2)
+    bench.fill("a", 6)
+    bench.claim(16, lease=LONG)
+    bench.tick(1_000_000)
+    assert bench.tags(16, lease=LONG) == ["a2", "a3"]
+
+
 def test_a_rate_is_kept_over_any_length(bench: Bench) -> None:
     bench.configure("a", rate="3/70000", burst=1)
     bench.fill("a", 12)

@@ -160,7 +160,8 @@ def test_no_dead_letter_older_than_its_ttl(bench: Bench) -> None:
     assert list(bench.check().dead) == ["old", "newer"]
     bench.tick(1)
     bench.claim()
-    assert (list(bench.check().dead), bench.state().totals["trimmed"]) == (["newer"], 1)
+    state = bench.check()
+    assert (list(state.dead), state.totals.get("trimmed")) == (["newer"], 1)
 
 
 def test_a_trim_takes_at_most_a_hundred(bench: Bench) -> None:
