@@ -203,7 +203,6 @@ def run_model(examples: int = 400, steps: int = 40) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_it_is_found(bug: Bug, plant: Callable[[Bug], None]) -> None:
