@@ -17,7 +17,8 @@ class Acks:
 
     On the loop's thread, while the loop turns, an ack waits for the end of the loop's callbacks: Celery queues
     acks as callbacks, so all that are ready go out together, before the loop polls, and nobody waits for the
-    reply.  Elsewhere an ack is sent at once and waited for.
+    reply.  Under plain draining an ack is sent at once, and its reply read while the next messages of the batch are
+    worked on.  Elsewhere it is waited for.
     """
 
     def __init__(self, store: Store, keeper: Keeper, metronome: Metronome) -> None:
@@ -25,13 +26,13 @@ class Acks:
         self.keeper = keeper
         self.metronome = metronome
         self._waiting: list[Lease] = []
-        metronome.before_park = self.flush
+        metronome.flush_acks = self.flush
 
     def ack(self, lease: Lease) -> None:
         """Finish a message.  If the broker cannot be reached, that is done as soon as it can."""
         if self.keeper.behind:
             self.keeper.ack_later(lease)
-        elif self.metronome.turning():
+        elif self.metronome.turns():
             self._waiting.append(lease)
         else:
             self._send(lease.queue, [lease])
@@ -85,17 +86,21 @@ class Acks:
             for lease in leases:
                 self.keeper.ack_later(lease)
 
-        if self.metronome.turning():
+        turns, draws = self.metronome.turns(), self.metronome.draws()
+        if turns or draws:
             self.metronome.courier.put(request, done, lost)
+        if turns:
             return
         try:
-            turn = request.run(self.store.caller)
+            if draws:
+                self.metronome.courier.post()
+            else:
+                done(request.run(self.store.caller))
         except unreachable as exc:
             # One line per outage, which is the keeper's, not one per ack.
             logger.debug("cannot ack %s now: %s", leases[0], exc)
-            lost()
-        else:
-            done(turn)
+            if not draws:
+                lost()
 
     def _settle(self, lease: Lease, answer: Answer) -> None:
         lease.slot = answer is Answer.SLOT

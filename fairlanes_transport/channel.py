@@ -397,7 +397,7 @@ class Channel(virtual.Channel):
 
     def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
         """Deliver one message of this channel's transport."""
-        self._transport.metronome.drain(timeout)
+        self._transport.draining.drain(timeout)
 
     def close(self) -> None:
         """Cancel all consumers and hand back what has not started; auto-delete queues go when they are empty."""

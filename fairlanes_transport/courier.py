@@ -1,6 +1,6 @@
-"""Commands that an event loop sends without waiting: the replies come to callbacks when they are there.
+"""Commands that are sent without waiting: the replies come to callbacks when they are there.
 
-While the server works, so does the loop.  What is put in one turn goes out in one packet, and its replies are read
+While the server works, so do we.  What is put before one post goes out in one packet, and its replies are read
 together.
 """
 
@@ -19,6 +19,9 @@ from .connections import Connection, Link, readable
 from .errors import translate
 from .store import Request
 
+#: A connection that was not used for so long may have been closed meanwhile.
+IDLE_SECONDS = 1.0
+
 
 @dataclass(frozen=True)
 class Letter:
@@ -32,7 +35,7 @@ class Letter:
 
 
 class Courier:
-    """One connection of one event loop."""
+    """One connection of one transport."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -65,6 +68,7 @@ class Courier:
             return
         letters, self._outbox = self._outbox, []
         if not self._sent:
+            self._drop_if_closed()
             self._since = monotonic()
         self._sent.append(letters)
         try:
@@ -87,8 +91,15 @@ class Courier:
             return
         self._receive_packet()
         # What came together is in the parser's buffer: the loop would not hear of it again.
-        while self._sent and self.connection is not None and self.connection.can_read(0):
+        while self._sent and self._has_more():
             self._receive_packet()
+
+    def _has_more(self) -> bool:
+        try:
+            return self.connection is not None and bool(self.connection.can_read(0))
+        except BaseException:
+            self.close()
+            raise
 
     def settle(self) -> None:
         """Wait for every reply that is to come.
@@ -140,6 +151,12 @@ class Courier:
         self._outbox = []
         for letter in letters:
             letter.lost()
+
+    def _drop_if_closed(self) -> None:
+        """What is readable though nothing was asked is the end: a server closes connections that idle."""
+        if monotonic() - self._since > IDLE_SECONDS and self.sock is not None and readable(self.sock, 0):
+            assert self.connection is not None
+            self.connection.disconnect()
 
     def _connected(self) -> Connection:
         if self.sock is None:

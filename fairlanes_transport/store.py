@@ -5,11 +5,14 @@ The server decides everything by its own clock; `Store.now` is for tests that pa
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import uuid
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -111,13 +114,37 @@ class FailurePolicy:
     dead_letter_max: int = 10_000
     dead_letter_ttl: float = 604_800.0
 
-    def argument(self) -> str:
-        """The script argument `policy`; carries the random number for the jitter."""
+    @cached_property
+    def _numbers(self) -> str:
         return (
             f"{self.backoff_base * 1000:.0f} {self.backoff_factor} {self.backoff_max * 1000:.0f} "
-            f"{self.max_failures} {self.dead_letter_max} {self.dead_letter_ttl * 1000:.0f} {random.random()}"
+            f"{self.max_failures} {self.dead_letter_max} {self.dead_letter_ttl * 1000:.0f}"
         )
 
+    def argument(self) -> str:
+        """The script argument `policy`; carries the random number for the jitter."""
+        return f"{self._numbers} {random.random()}"
+
+
+class Tokens:
+    """Strings that no other process makes, nor this one twice: somebody waits for a claim, and the system's random
+    numbers cost a call each.
+    """
+
+    def __init__(self) -> None:
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._process = uuid.uuid4().hex
+        self._numbers = itertools.count()
+
+    def next(self) -> str:
+        """Another one; from any thread."""
+        return f"{self._process}-{next(self._numbers):x}"
+
+
+_tokens = Tokens()
 
 #: Fences in one call at most: a longer one would keep the server from others.
 MAX_FENCES = 500
@@ -234,7 +261,7 @@ class Store:
         self, queue: str, max_messages: int, lease_ms: int, *, consumer: str, will_park: WillPark | bool
     ) -> Request:
         """`claim`, not yet sent."""
-        token = uuid.uuid4().hex
+        token = _tokens.next()
 
         def read(reply: Any) -> Turn:
             claimed = tuple(

@@ -25,6 +25,7 @@ from .acks import Acks
 from .addresses import Address
 from .channel import Channel
 from .connections import Link
+from .draining import Draining
 from .durable import Confirming
 from .errors import BrokerUnavailable
 from .fanout import Bindings, Fanout, add
@@ -34,6 +35,7 @@ from .metronome import Metronome
 from .options import Options
 from .park import Park
 from .store import FailurePolicy, Store
+from .turning import Turning
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,7 @@ class Transport(virtual.Transport):
     fanout: Fanout
     bindings: Bindings
     metronome: Metronome
+    draining: Draining
     acks: Acks
     lane_defaults: dict[str, Any]
 
@@ -103,6 +106,7 @@ class Transport(virtual.Transport):
         self.fanout_queues: dict[str, tuple[str, str]] = {}
         #: queue -> ms without use after which it is gone; of all channels, like the bindings
         self.queue_ends: dict[str, int] = {}
+        self.turning: Turning | None = None
 
     def driver_version(self) -> str:
         """Version of redis-py."""
@@ -129,6 +133,7 @@ class Transport(virtual.Transport):
         self.bindings = Bindings(self.link, options)
         park = Park(self.link, self.store)
         self.metronome = Metronome(self.store, self.keeper, park, self.fanout, options)
+        self.draining = Draining(self.metronome)
         self.acks = Acks(self.store, self.keeper, self.metronome)
         super().establish_connection()
         return self
@@ -138,6 +143,8 @@ class Transport(virtual.Transport):
         try:
             super().close_connection(connection)
         finally:
+            if self.turning is not None:
+                self.turning.close()
             self.metronome.close()
 
     def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
@@ -146,15 +153,26 @@ class Transport(virtual.Transport):
         Raises:
             socket.timeout: nothing came in time.
         """
-        self.metronome.drain(timeout)
+        self.draining.drain(timeout)
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Work on Celery's event loop from now on."""
-        self.metronome.attach(loop)
+        if self.turning is not None:
+            self.turning.close()
+        self.turning = Turning(self.metronome, loop)
+
+    def stop_turning(self) -> None:
+        """The event loop will not turn again: send and read what is on its way.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: the broker cannot be reached.
+        """
+        if self.turning is not None:
+            self.turning.stop()
 
     def renews(self, lease: Lease) -> bool:
         """Whether the keeper should renew a lease; called by its thread."""
-        return lease.started or not self.metronome.hangs()
+        return lease.started or self.turning is None or not self.turning.hangs()
 
     # queues, as the channels see them
 

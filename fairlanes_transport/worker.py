@@ -181,7 +181,7 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         # Looked at first: much is to be sent in a shutdown, and each of it would wait for a broker that is silent.
         connection._transport.link.answers(ANSWER_SECONDS)
         try:
-            connection._transport.metronome.stop_turning()
+            connection._transport.stop_turning()
         except connection_errors as exc:
             logger.debug("cannot send what was on its way: %s", exc)
         for channel in list(connection._transport.channels):

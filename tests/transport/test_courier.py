@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -103,3 +105,23 @@ def test_a_killed_connection_is_an_error_and_loses_its_letters(courier: Courier,
         courier.post()
         courier.settle()
     assert fate == ["lost"]
+
+
+def test_an_end_after_a_reply_loses_what_else_was_sent(courier: Courier, link: Link, server: Server) -> None:
+    """The reply is read, and then the end of the connection: the second letter is lost, once, and nothing hangs."""
+    first = put(courier, claim(link))
+    courier.post()
+    wait_for(lambda: courier.sock.recv(100, socket.MSG_PEEK | socket.MSG_DONTWAIT) == NOTHING, 5, "the reply")
+    pid = server.client().info()["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        second = put(courier, claim(link))
+        courier.post()
+        courier.sock.shutdown(socket.SHUT_RD)
+        with pytest.raises(DriverConnectionError):
+            courier.receive()
+        courier.settle()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (len(first), second) == (1, ["lost"])
+    assert first != ["lost"]

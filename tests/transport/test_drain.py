@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -259,3 +262,68 @@ def test_nothing_is_left_of_a_conversation(connect: Callable[..., Connection], s
     left = {key.decode() for key in server.client().keys("*")}
     assert {key for key in left if not key.startswith("fairlanes:1:{ask}")} <= {"fairlanes:1:queues"}
     assert check(server.client(), "ask").message == {}
+
+
+def drained_into_a_batch(connection: Connection, n: int) -> Inbox:
+    """An inbox that has got some of `n` messages; several more are claimed, and wait for their turn."""
+    send(connection, "q", *range(n))
+    inbox = Inbox(connection.default_channel, "q", prefetch=16)
+    metronome = connection.transport.metronome
+    while len(metronome.buffer) < 3:
+        connection.drain_events(timeout=5)
+    return inbox
+
+
+@ours
+def test_acks_within_a_batch_are_not_waited_for(connection: Connection, server: Server) -> None:
+    inbox = drained_into_a_batch(connection, 20)
+    before, pid = len(inbox), server.client().info()["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        for _ in range(2):
+            connection.drain_events(timeout=5)
+        took = time.monotonic() - started
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (len(inbox), took < 2) == (before + 2, True)
+    take(connection, 20 - len(inbox))
+    assert inbox.bodies == list(range(20))
+    assert check(server.client(), "q").message == {}  # at once: the last ack of a batch is waited for
+
+
+@ours
+@pytest.mark.parametrize("when", ["before the ack", "after the ack"])
+def test_an_ack_that_is_lost_with_its_connection_is_sent_again(
+    connection: Connection, server: Server, when: str
+) -> None:
+    inbox = drained_into_a_batch(connection, 20)
+    courier = connection.transport.metronome.courier
+
+    def cut() -> None:
+        courier.sock.shutdown(socket.SHUT_RDWR)
+
+    def cut_before(body: Any, message: Any) -> None:
+        cut()
+        message.ack()
+
+    connection.drain_events(timeout=5)  # the courier is connected now
+    assert courier.sock is not None
+    if when == "before the ack":
+        inbox.consumer.callbacks.insert(0, cut_before)
+        inbox.consumer.callbacks[1] = lambda body, message: inbox.bodies.append(body)
+    connection.drain_events(timeout=5)
+    if when == "after the ack":
+        cut()
+    else:
+        del inbox.consumer.callbacks[0]
+        inbox.consumer.callbacks[0] = inbox._note
+    for _ in range(40):
+        if len(inbox) >= 20:
+            break
+        try:
+            connection.drain_events(timeout=5)
+        except connection.connection_errors:
+            continue
+    assert inbox.bodies == list(range(20))
+    wait_for(lambda: check(server.client(), "q").message == {}, 10, "all acked")
