@@ -32,7 +32,7 @@ local function ack(tag, attempt, token, keep_slot, spent)
     if keep_slot then return 2 end
     end_lease(tag, r)
     gone[#gone + 1], handled[tag] = tag, true
-    freed(q, r.lane, now)
+    offer(q, r.lane, now)
     true_up(q, r, spent)
     return 1
   end
@@ -48,7 +48,7 @@ local function ack(tag, attempt, token, keep_slot, spent)
     if leased then end_lease(tag, r) end
     gone[#gone + 1], handled[tag] = tag, true
     -- A lane that is on the ring has lost what it had ready, perhaps.
-    if leased then freed(q, r.lane, now) else place(q, r.lane, now) end
+    if leased then offer(q, r.lane, now) else place(q, r.lane, now) end
     true_up(q, r, spent)
   end
   emptied[#emptied + 1] = tag

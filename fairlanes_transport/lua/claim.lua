@@ -39,7 +39,9 @@ local now, max, deadline = now_ms(ARGV[1]), tonumber(ARGV[2]), nil
 local q, policy = queue_state(), parse_policy(ARGV[7])
 deadline = now + tonumber(ARGV[3])
 sweep_expired(q, policy, now)
-if redis.call('EXISTS', K.delayed, K.waiting, K.dead) > 0 then
+if redis.call('EXISTS', K.delayed, K.waiting, K.dead) == 0 then
+  q.timeless = true
+else
   sweep_due(q, now)
   trim_dead(policy, now)
 end
@@ -51,7 +53,9 @@ while taken < max and not q.paused do
   local lane = head[1]
   if not lane then break end
   local s = lane_settings(q, lane)
-  local tag = redis.call('ZPOPMIN', K.ready .. lane)[1]
+  -- A default limit may have become lower since the lane was placed.
+  local full = s.limit and redis.call('SCARD', K.flight .. lane) >= s.limit
+  local tag = not full and redis.call('ZPOPMIN', K.ready .. lane)[1]
   local r = tag and load_record(tag)
   if r then
     r.attempt, r.token = r.attempt + 1, ARGV[4]

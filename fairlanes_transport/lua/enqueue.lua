@@ -57,7 +57,7 @@ if due > now then
   schedule(q, due)
 else
   make_ready(q, tag, r)
-  place(q, lane, now)
+  offer(q, lane, now)
 end
 count('enqueued', 1)
 rearm(q)

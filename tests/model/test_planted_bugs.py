@@ -125,7 +125,7 @@ BUGS = [
     Bug("an empty lane stays on the ring", "claim", "vt, lane)\n  else\n    redis.call('ZREM', K.ring, lane)\n",
         "vt, lane)\n  else\n"),
     Bug("place leaves a lane waiting", "", "    redis.call('ZREM', K.waiting, lane)\n    if not", "    if not"),
-    Bug("an ack does not let the lane back", "ack", "freed(q, r.lane, now)", "do end"),
+    Bug("an ack does not let the lane back", "ack", "offer(q, r.lane, now)", "do end"),
     Bug("an expiry does not let the lane back", "", "      place(q, r.lane, now)\n    else", "    else"),
     Bug("a due message does not join", "", "    if not placed[lane] then place(q, lane, now) end\n", ""),
     Bug("an empty lane stays in the index", "", "    redis.call('ZREM', K.lanes, lane)\n", ""),

@@ -537,3 +537,15 @@ def test_a_clock_that_went_back_is_a_wait_of_nothing(bench: Bench) -> None:
     bench.tick(-5_000)
     bench.claim()
     assert waits(bench) == {"wait_le_50": 1}
+
+
+def test_a_default_limit_that_is_lowered_holds_for_every_lane(bench: Bench) -> None:
+    """Of more lanes than a declaration looks at."""
+    bench.store.declare(bench.queue, limit=2)
+    lanes = [f"t{n:04}" for n in range(1002)]
+    for lane in lanes:
+        bench.fill(lane, 2)
+    assert len(bench.claim(len(lanes))) == len(lanes)
+    bench.store.declare(bench.queue, limit=1)
+    assert bench.claim(len(lanes)) == []
+    bench.check()

@@ -12,6 +12,7 @@ end
 
 -- schedule(q, at): something falls due at `at` (ms). A keeper who would wake later is none.
 local function schedule(q, at)
+  q.timeless = false
   if q.keeper and at < q.keeper_until then leave_role(q) end
 end
 
@@ -52,7 +53,7 @@ end
 local function place(q, lane, now)
   local s = lane_settings(q, lane)
   local ready = redis.call('ZCARD', K.ready .. lane)
-  local flight = redis.call('SCARD', K.flight .. lane)
+  local flight = (s.limit or ready == 0) and redis.call('SCARD', K.flight .. lane) or 0
   local servable = ready > 0 and not s.paused and not (s.limit and flight >= s.limit)
   local blocked = servable and blocked_until(s, lane, now)
   if servable and not blocked then
@@ -97,8 +98,8 @@ local function next_turn(q, s, lane, vt, now)
   end
 end
 
--- freed(q, lane, now): the lane has one less in flight; on the ring, that changes nothing.
-local function freed(q, lane, now)
+-- offer(q, lane, now): the lane has one more ready, or one less in flight; on the ring, that changes nothing.
+local function offer(q, lane, now)
   if not redis.call('ZSCORE', K.ring, lane) then place(q, lane, now) end
 end
 

@@ -1,4 +1,5 @@
--- queue_state(): one read of what most scripts need to know of the queue.
+-- queue_state(): one read of what most scripts need to know of the queue. `timeless`: it was seen that no message
+-- is delayed, and no lane waits for a time.
 local function queue_state()
   local v = redis.call('HMGET', K.queue, 'vt', 'paused', 'keeper', 'keeper_until', 'expires', 'fairness',
     'weight', 'limit', 'rate', 'burst', 'max_size', 'mean', 'deputy', 'deputy_until')
@@ -6,7 +7,7 @@ local function queue_state()
     vt = tonumber(v[1] or 0), paused = v[2] == '1', keeper = v[3], keeper_until = tonumber(v[4] or 0),
     expires = tonumber(v[5] or 0), by_time = v[6] == 'time', mean = tonumber(v[12] or 1),
     weight = v[7], limit = v[8], rate = v[9], burst = v[10], max_size = v[11],
-    deputy = v[13], deputy_until = tonumber(v[14] or 0), lanes = {},
+    deputy = v[13], deputy_until = tonumber(v[14] or 0), timeless = false, lanes = {},
   }
 end
 

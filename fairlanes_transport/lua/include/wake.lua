@@ -15,10 +15,10 @@ local function assign(q, role, consumer, at)
   q[role], q[role .. '_until'] = consumer, at
 end
 
--- next_time(now): when the next timed thing falls due: a message, a throttle or rate, a lease; or nil.
-local function next_time(now)
+-- next_time(q, now): when the next timed thing falls due: a message, a throttle or rate, a lease; or nil.
+local function next_time(q, now)
   local next_at
-  for _, key in ipairs({ K.delayed, K.waiting, K.leases }) do
+  for _, key in ipairs(q.timeless and { K.leases } or { K.delayed, K.waiting, K.leases }) do
     local at = first_time(key)
     if at and (not next_at or at < next_at) then next_at = at end
   end
@@ -39,7 +39,7 @@ local function keep_time(q, consumer, will_park, now)
     assign(q, 'deputy', consumer, q.keeper_until + GRACE)
     return q.deputy_until - now
   end
-  local next_at = next_time(now)
+  local next_at = next_time(q, now)
   if not next_at then
     if q.keeper then leave_role(q) end
     return -1
@@ -51,7 +51,7 @@ end
 -- rearm(q): make the token present if and only if there is need; returns 1 if there is.
 local function rearm(q)
   local need = not q.paused and (redis.call('EXISTS', K.ring) == 1
-    or (not q.keeper and redis.call('EXISTS', K.delayed, K.waiting) > 0))
+    or (not q.keeper and not q.timeless and redis.call('EXISTS', K.delayed, K.waiting) > 0))
   local armed = redis.call('EXISTS', K.wake) == 1
   if need and not armed then
     redis.call('RPUSH', K.wake, '1')
