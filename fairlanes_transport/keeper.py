@@ -126,6 +126,8 @@ class Keeper:
         self._renewal = 0.0
         self._failing = False
         self._running = False
+        #: taken once, by whoever starts the thread
+        self._starting = _native("allocate_lock")()
         self._sleeping = False
         self._signal = _native("allocate_lock")()
         self._signal.acquire()
@@ -265,7 +267,7 @@ class Keeper:
 
     def _start(self) -> None:
         """Have the thread look at what there is to do."""
-        if not self._running:
+        if self._starting.acquire(False):
             self._running = True
             _native("start_new_thread")(self._run, ())
         with contextlib.suppress(RuntimeError):  # signalled already

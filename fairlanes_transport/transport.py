@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from typing import Any
 
 import redis
@@ -244,7 +245,7 @@ def _lane_defaults(options: Options) -> dict[str, Any]:
 
 
 #: Links whose server has been looked at.
-_checked: set[int] = set()
+_checked: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 def _check_server(link: Link, prefix: str) -> None:
@@ -257,10 +258,10 @@ def _check_server(link: Link, prefix: str) -> None:
     """
     # Changes nothing, and is let through by a server that is full.
     link.call("SREM", keys.queues(prefix), "")
-    if id(link) in _checked:
+    if link in _checked:
         return
     info = _info(link)
-    _checked.add(id(link))
+    _checked.add(link)
     version = info.get("redis_version", "")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers and numbers < MIN_REDIS:

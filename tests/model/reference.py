@@ -61,23 +61,23 @@ class Reference:
             del self.roles["keeper"]
 
     def need(self) -> bool:
-        return not self.paused and bool(
-            self.ring or ("keeper" not in self.roles and (self.waiting or self.tags("delayed")))
-        )
+        timed = "keeper" not in self.roles and (self.waiting or self.tags("delayed"))
+        return not self.paused and bool(self.ring or timed)
 
     def keep(self, consumer: str, parks: bool, now: int) -> int | None:
+        others = {role: held for role, held in self.roles.items() if held[0] != consumer}
         if not parks:
-            self.roles = {role: held for role, held in self.roles.items() if held[0] != consumer}
+            self.roles = others
             return None
         taken = [r for r, (who, at) in self.roles.items() if who != consumer and at + self.grace > now]
         ahead = [self.messages[t].time for t in self.tags("delayed", "leased", "slot")] + [*self.waiting.values()]
         if "keeper" in taken and "deputy" not in taken:
             self.roles["deputy"] = (consumer, self.roles["keeper"][1] + self.grace)
             return self.roles["deputy"][1] - now
-        if "keeper" not in taken:
-            self.roles |= {"keeper": (consumer, max(min(ahead, default=0), now))}
-            return self.roles["keeper"][1] - now if ahead else self.roles.pop("keeper") and None
-        return None
+        if "keeper" in taken:
+            return None
+        self.roles = others | {"keeper": (consumer, max(min(ahead, default=0), now))}
+        return self.roles["keeper"][1] - now if ahead else self.roles.pop("keeper") and None
 
     def sweep(self, now: int) -> tuple[int, int]:
         for tag in (late := self.tags("leased", "slot", until=now)[:100]):

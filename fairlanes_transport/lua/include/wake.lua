@@ -15,6 +15,11 @@ local function assign(q, role, consumer, at)
   q[role], q[role .. '_until'] = consumer, at
 end
 
+-- leave_deputy(q, consumer): it is the deputy no more, if it was.
+local function leave_deputy(q, consumer)
+  if q.deputy == consumer then redis.call('HDEL', K.queue, 'deputy', 'deputy_until') end
+end
+
 -- next_time(q, now): when the next timed thing falls due: a message, a throttle or rate, a lease; or nil.
 local function next_time(q, now)
   local next_at
@@ -31,7 +36,7 @@ end
 local function keep_time(q, consumer, will_park, now)
   if not will_park then
     if q.keeper == consumer then leave_role(q) end
-    if q.deputy == consumer then redis.call('HDEL', K.queue, 'deputy', 'deputy_until') end
+    leave_deputy(q, consumer)
     return -1
   end
   if q.keeper and q.keeper ~= consumer and q.keeper_until + GRACE > now then
@@ -39,6 +44,7 @@ local function keep_time(q, consumer, will_park, now)
     assign(q, 'deputy', consumer, q.keeper_until + GRACE)
     return q.deputy_until - now
   end
+  leave_deputy(q, consumer)
   local next_at = next_time(q, now)
   if not next_at then
     if q.keeper then leave_role(q) end
