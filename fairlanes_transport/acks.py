@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from .errors import unreachable
 from .keeper import Keeper, Lease, report_lost
 from .metronome import Metronome
-from .store import MAX_FENCES, Answer, Store, Turn
+from .store import MAX_FENCES, Answer, Request, Store, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -86,21 +87,28 @@ class Acks:
             for lease in leases:
                 self.keeper.ack_later(lease)
 
-        turns, draws = self.metronome.turns(), self.metronome.draws()
-        if turns or draws:
+        if self.metronome.turns():
             self.metronome.courier.put(request, done, lost)
-        if turns:
             return
         try:
-            if draws:
-                self.metronome.courier.post()
+            if self.metronome.draws():
+                self._post(request, done, lost)
             else:
                 done(request.run(self.store.caller))
         except unreachable as exc:
             # One line per outage, which is the keeper's, not one per ack.
             logger.debug("cannot ack %s now: %s", leases[0], exc)
-            if not draws:
-                lost()
+            lost()
+
+    def _post(self, request: Request, done: Callable[[Turn], None], lost: Callable[[], None]) -> None:
+        courier = self.metronome.courier
+        courier.put(request, done, lost)
+        try:
+            courier.refresh()
+            courier.post()
+        except unreachable as exc:
+            # What was under way is lost, and this with it; each was told so.
+            logger.debug("the acks of a batch are sent again: %s", exc)
 
     def _settle(self, lease: Lease, answer: Answer) -> None:
         lease.slot = answer is Answer.SLOT

@@ -78,7 +78,7 @@ class Link:
         self.silent_at = 0.0
         """When (monotonic) the last command was not answered in time, if no other was answered since."""
         self.silences = 0
-        """How often a command was not answered in time: connections that wait for something may be dead as well."""
+        """How often a command was not answered in time."""
         self._start_empty()
         self._follow_credentials()
         _all_links.add(self)
@@ -214,9 +214,7 @@ class Link:
             self._discard(connection)
         except (RedisError, OSError) as exc:
             self._discard(connection)
-            if isinstance(exc, (DriverTimeoutError, TimeoutError)):
-                self.note_silence()
-            self.down = True
+            self.note_failure(exc)
             return False
         else:
             self._give_back(connection, generation)
@@ -342,17 +340,21 @@ class Link:
         self._discard(connection)
         if isinstance(exc, (DriverConnectionError, DriverTimeoutError, OSError)):
             # What took one connection has most likely taken the others.
-            self.down = True
-            if isinstance(exc, (DriverTimeoutError, TimeoutError)):
-                self.note_silence()
+            self.note_failure(exc)
             self.disconnect()
         error = translate(exc) if isinstance(exc, Exception) else exc
         if error is exc:
             raise exc
         raise error from exc
 
+    def note_failure(self, exc: Exception) -> None:
+        """Note that one of these connections, or a dedicated one, was lost or got no answer in time."""
+        self.down = True
+        if isinstance(exc, (DriverTimeoutError, TimeoutError)):
+            self.note_silence()
+
     def note_silence(self) -> None:
-        """Note that the broker did not answer in time, on one of these connections or on a dedicated one."""
+        """Note that the broker did not answer in time: connections that wait for something may be dead as well."""
         self.down, self.silent_at = True, monotonic()
         self.silences += 1
 

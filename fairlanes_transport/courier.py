@@ -13,14 +13,11 @@ from time import monotonic
 from typing import Any
 
 from redis.exceptions import ConnectionError as DriverConnectionError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from .connections import Connection, Link, readable
-from .errors import translate
+from .errors import BrokerUnavailable, translate
 from .store import Request
-
-#: A connection that was not used for so long may have been closed meanwhile.
-IDLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -35,11 +32,12 @@ class Letter:
 
 
 class Courier:
-    """One connection of one transport."""
+    """One connection of one transport.  For one thread."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.connection: Connection | None = None
+        self._generation = link.generation
         self._outbox: list[Letter] = []
         self._sent: deque[list[Letter]] = deque()
         self._since = 0.0
@@ -68,7 +66,6 @@ class Courier:
             return
         letters, self._outbox = self._outbox, []
         if not self._sent:
-            self._drop_if_closed()
             self._since = monotonic()
         self._sent.append(letters)
         try:
@@ -87,19 +84,22 @@ class Courier:
         """
         if not self._sent:
             # Nothing was asked, so nothing is to come: the server has closed the idle connection.
-            self.close()
+            self._hang_up()
             return
         self._receive_packet()
         # What came together is in the parser's buffer: the loop would not hear of it again.
         while self._sent and self._has_more():
             self._receive_packet()
 
-    def _has_more(self) -> bool:
-        try:
-            return self.connection is not None and bool(self.connection.can_read(0))
-        except BaseException:
-            self.close()
-            raise
+    def refresh(self) -> None:
+        """`receive` if there is something to read, for who has no loop that says so.
+
+        Raises:
+            as `receive` and `check`.
+        """
+        self.check()
+        while self._has_more():
+            self.receive()
 
     def settle(self) -> None:
         """Wait for every reply that is to come.
@@ -109,6 +109,59 @@ class Courier:
         """
         while self._sent:
             self._receive_packet()
+
+    def check(self) -> None:
+        """That no reply is so late that the connection must be dead; we may be late to read it, because a task ran
+        on the loop.
+
+        Raises:
+            redis.exceptions.ConnectionError: it is; what was sent is lost.
+        """
+        if not self.waiting or monotonic() - self._since <= self.link.options.socket_timeout:
+            return
+        if self.sock is None or not readable(self.sock, 0):
+            self.close()
+            raise DriverConnectionError("no reply to a claim or an ack: the connection is dead")
+
+    def close(self) -> None:
+        """Drop the connection; what waits for a reply is lost."""
+        self._hang_up()
+        letters = [letter for packet in self._sent for letter in packet] + self._outbox
+        self._sent.clear()
+        self._outbox = []
+        for letter in letters:
+            letter.lost()
+
+    def _hang_up(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.disconnect()
+
+    def _connected(self) -> Connection:
+        """The connection to send on; a new one in the place of one that came before a failover, or new credentials,
+        if nothing is under way on it.
+        """
+        if len(self._sent) == 1 and self._generation != self.link.generation:
+            self._hang_up()
+        if self.sock is None:
+            self._generation = self.link.generation
+            self.connection = self.link.dedicated()
+            self.connection.connect()
+        assert self.connection is not None
+        return self.connection
+
+    def _has_more(self) -> bool:
+        if self.sock is None:
+            return False
+        assert self.connection is not None
+        try:
+            return bool(self.connection.can_read(0))
+        except (RedisError, OSError):
+            if self._sent:
+                self.close()
+                raise
+            self._hang_up()
+            return False
 
     def _receive_packet(self) -> None:
         """Read the replies of the oldest packet, waiting for those that are to come."""
@@ -130,45 +183,17 @@ class Courier:
             except Exception as exc:
                 # The others were carried out, and are told so all the same.
                 failure = failure or exc
+        if isinstance(failure, BrokerUnavailable):
+            # After a failover the address may lead to another server: every connection must look it up again.
+            self.close()
+            self.link.disconnect()
         if failure is not None:
             raise failure
 
-    def overdue(self) -> bool:
-        """Whether a reply is so late that the connection must be dead; not if we are late to read it, because a
-        task ran on the loop.
-        """
-        if not self.waiting or monotonic() - self._since <= self.link.options.socket_timeout:
-            return False
-        return self.sock is None or not readable(self.sock, 0)
-
-    def close(self) -> None:
-        """Drop the connection; what waits for a reply is lost."""
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.disconnect()
-        letters = [letter for packet in self._sent for letter in packet] + self._outbox
-        self._sent.clear()
-        self._outbox = []
-        for letter in letters:
-            letter.lost()
-
-    def _drop_if_closed(self) -> None:
-        """What is readable though nothing was asked is the end: a server closes connections that idle."""
-        if monotonic() - self._since > IDLE_SECONDS and self.sock is not None and readable(self.sock, 0):
-            assert self.connection is not None
-            self.connection.disconnect()
-
-    def _connected(self) -> Connection:
-        if self.sock is None:
-            self.connection = self.link.dedicated()
-            self.connection.connect()
-        assert self.connection is not None
-        return self.connection
-
     def _read(self, letter: Letter) -> Any:
         """What the request returns, or the error of its own reply."""
-        if self.connection is None:
-            raise DriverConnectionError("the loop's connection is closed")
+        if self.connection is None or self.sock is None:
+            raise DriverConnectionError("the connection was closed before the reply to a claim or an ack")
         try:
             reply = self.connection.read_response()
         except NoScriptError:
@@ -178,5 +203,6 @@ class Courier:
             except Exception as exc:  # it is this letter's fate: the others have replies of their own
                 return exc
         except ResponseError as exc:
-            return translate(letter.request.script.located(exc))
+            error = translate(exc)
+            return letter.request.script.located(exc) if error is exc else error
         return letter.request.read(reply)

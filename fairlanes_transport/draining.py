@@ -7,7 +7,6 @@ from typing import Any
 
 from kombu.utils.eventio import ERR, READ, poll
 
-from .connections import readable
 from .errors import unreachable
 from .metronome import Metronome
 
@@ -47,7 +46,8 @@ class Draining:
     def _drain_once(self, deadline: float | None) -> bool:
         metronome = self.metronome
         metronome.begin_turn()
-        self._receive_acks()
+        metronome.flush_acks()
+        metronome.courier.refresh()
         if self._drain_fanout():
             return True
         if metronome.buffer or metronome.prepare(park=deadline is None or deadline > metronome.beat):
@@ -68,17 +68,11 @@ class Draining:
             metronome.claim()
         if not metronome.buffer:
             return False
-        metronome.deliver_next()
-        if not metronome.buffer:
-            # Between two batches nothing is on its way: who looks at the queue now sees what was acked.
-            metronome.settle()
+        try:
+            metronome.deliver_next()
+        finally:
+            metronome.settle_batch()
         return True
-
-    def _receive_acks(self) -> None:
-        """Take in the replies that are there to the acks of the batch."""
-        courier = self.metronome.courier
-        if courier.waiting and courier.sock is not None and readable(courier.sock, 0):
-            courier.receive()
 
     def _drain_fanout(self) -> bool:
         """Deliver what fanout has brought.  Who consumes nothing else waits here for the broker to come back: it

@@ -137,6 +137,7 @@ class Metronome:
             self._order.update(list(self.subscriptions))
         undelivered = [message for owner, message in self.buffer if owner is subscription]
         self.buffer = deque(item for item in self.buffer if item[0] is not subscription)
+        self.settle_batch()
         return undelivered
 
     # what the channels tell
@@ -260,7 +261,7 @@ class Metronome:
             return
         queue, letter = request
         self.claiming = True
-        self.courier.put(letter, lambda turn: self._claimed(queue, turn), self._claim_lost)
+        self.courier.put(letter, lambda turn: self._claimed(queue, turn), lambda: self._claim_lost(queue))
 
     def _claim_request(self) -> tuple[str, Request] | None:
         """The next claim: of a hot queue in its turn, for the credit there is."""
@@ -304,9 +305,11 @@ class Metronome:
         for claimed in turn.claimed:
             self._assign(queue, claimed)
 
-    def _claim_lost(self) -> None:
+    def _claim_lost(self, queue: str) -> None:
         """What it may have claimed is a lease that nobody renews: it comes back when that ends."""
         self.claiming = False
+        # If it was not sent, we still owe the queue a claim.
+        self._tokens.add(queue)
 
     def _assign(self, queue: str, claimed: Claimed) -> None:
         """Give a claimed message to the next subscription that has credit."""
@@ -449,9 +452,21 @@ class Metronome:
         try:
             self.courier.post()
             self.courier.settle()
-        except unreachable:
-            self.park.link.note_silence()
+        except unreachable as exc:
+            self.park.link.note_failure(exc)
             raise
+
+    def settle_batch(self) -> None:
+        """Under plain draining nothing is on its way between two batches: who looks at the queue then sees what was
+        acked, and who does not drain again leaves nothing unread.
+        """
+        if self.buffer or self.looping or not self.courier.waiting:
+            return
+        try:
+            self.settle()
+        except unreachable as exc:
+            # The acks are with the keeper; what is wrong is said to who drains again.
+            logger.debug("the acks of a batch are sent again: %s", exc)
 
     def close(self) -> None:
         """Give everything back that others may need, and close the sockets.  Never raises for a dead server."""
@@ -462,9 +477,11 @@ class Metronome:
         self.closed = True
         self.looping = False
         try:
-            if not self.park.link.down:
-                self.courier.post()
-                self.courier.settle()
+            with contextlib.suppress(RedisError, OSError):
+                if not self.park.link.down:
+                    self.courier.post()
+                    self.courier.settle()
+            self.courier.close()
             self._unpark()
             for queue in {*self._due, *self._tokens}:
                 self._leave_role(queue)
@@ -472,7 +489,6 @@ class Metronome:
             # With the connection went the token; the next park end finds the work.
             logger.debug("a consumer could not leave in good order: %s", exc)
         finally:
-            self.courier.close()
             self.park.close()
             self.fanout.close()
             self.doorbell.close()

@@ -33,6 +33,7 @@ class Park:
         self.link = link
         self.store = store
         self.connection: Connection | None = None
+        self._generation = link.generation
         self.queues: tuple[str, ...] = ()
         self._queue_of: dict[bytes, str] = {}
         self._client_id: int | None = None
@@ -115,7 +116,10 @@ class Park:
             connection.disconnect()
 
     def _connected(self) -> Connection:
+        if self._generation != self.link.generation:
+            self.close()
         if self.connection is None or self.sock is None:
+            self._generation = self.link.generation
             # The socket timeout bounds reads of a reply that has begun to come.
             connection = self.connection = self.link.dedicated()
             try:

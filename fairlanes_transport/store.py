@@ -133,7 +133,8 @@ class Tokens:
 
     def __init__(self) -> None:
         self._renew()
-        os.register_at_fork(after_in_child=self._renew)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
         self._process = uuid.uuid4().hex

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from redis.exceptions import ConnectionError as DriverConnectionError
-
 from .metronome import Metronome
 
 #: How long credit may grow before it is used, on a channel that is nearly full.
@@ -85,9 +83,7 @@ class Turning:
     def _advance(self) -> None:
         """Park, or claim without waiting for the reply; one claim at a time."""
         metronome = self.metronome
-        if metronome.courier.overdue():
-            metronome.courier.close()
-            raise DriverConnectionError("no reply to a claim or an ack: the connection is dead")
+        metronome.courier.check()
         if metronome.buffer:
             metronome.doorbell.ring()
             return

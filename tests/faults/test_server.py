@@ -37,6 +37,26 @@ def _lines(worker: Worker, since: int) -> list[str]:
 
 
 @pytest.mark.parametrize("pool", [*POOLS, "eventlet"])
+def test_a_failover_while_busy(site: Callable[..., Site], records: Server, kind: str, pool: str) -> None:
+    """A worker that holds all it may is not parked: it hears of the failover from the answer to an ack."""
+    here = site(kind=kind, lease_seconds=20)
+    worker = here.worker(
+        "--without-mingle", "--prefetch-multiplier", "1", pool=pool, concurrency=1, env=_apart(records)
+    )
+    here.send("late", 1, 1.0)
+    wait_for(lambda: recorded(records, "started"), 20, "the start")
+    here.server.client().replicaof("127.0.0.1", "1")  # nobody is there: what it holds stays
+    wait_done(records, 1, 20)
+    time.sleep(2)
+    assert worker.poll() is None, worker.text()
+    here.server.client().replicaof("NO", "ONE")
+    here.send("late", 2)
+    wait_done(records, 2, 20)
+    assert sorted(each["i"] for each in recorded(records, "started")) == [1, 2]
+    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 10, "both acks")
+
+
+@pytest.mark.parametrize("pool", [*POOLS, "eventlet"])
 def test_a_failover_while_parked(site: Callable[..., Site], kind: str, pool: str) -> None:
     """REPLICAOF ends the pop with UNBLOCKED; then writes are refused with READONLY, until the promotion."""
     here = site(kind=kind, lease_seconds=20)

@@ -14,6 +14,7 @@ from redis.exceptions import ConnectionError as DriverConnectionError
 from fairlanes_transport.addresses import Address
 from fairlanes_transport.connections import Link
 from fairlanes_transport.courier import Courier
+from fairlanes_transport.errors import BrokerUnavailable
 from fairlanes_transport.store import Request, Store
 from tests.harness import Server, wait_for
 
@@ -125,3 +126,44 @@ def test_an_end_after_a_reply_loses_what_else_was_sent(courier: Courier, link: L
         os.kill(pid, signal.SIGCONT)
     assert (len(first), second) == (1, ["lost"])
     assert first != ["lost"]
+
+
+def test_a_server_that_cannot_serve_is_left(courier: Courier, link: Link, server: Server) -> None:
+    """After a failover the address may lead to another one; and what the script's line says is no bug of ours."""
+    client, generation = server.client(), link.generation
+    client.replicaof("127.0.0.1", "1")
+    try:
+        refused = put(courier, claim(link))
+        courier.post()
+        with pytest.raises(BrokerUnavailable, match="READONLY"):
+            courier.settle()
+    finally:
+        client.replicaof("NO", "ONE")
+    assert (refused, courier.sock, link.generation > generation) == (["lost"], None, True)
+
+
+def test_a_connection_from_before_a_failover_is_replaced_when_it_is_idle(courier: Courier, link: Link) -> None:
+    ports = []
+    for _ in range(2):
+        put(courier, claim(link))
+        courier.post()
+        ports.append(courier.sock.getsockname())
+        link.disconnect()  # while a reply is to come
+        courier.settle()
+    assert ports[0] != ports[1]
+
+
+def test_what_a_process_had_sent_before_it_forked_is_no_matter_of_its_child(courier: Courier, link: Link) -> None:
+    put(courier, claim(link))
+    courier.post()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            courier.settle()
+        except DriverConnectionError:
+            os._exit(0)
+        except BaseException:
+            os._exit(2)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    courier.settle()

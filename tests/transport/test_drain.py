@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import threading
@@ -16,9 +17,10 @@ from kombu.common import collect_replies, eventloop, send_reply, uuid
 from kombu.mixins import ConsumerMixin, ConsumerProducerMixin
 from kombu.pools import connections, producers
 
+from fairlanes_transport.connections import readable
 from tests.harness import Server, wait_for
 from tests.invariants import check
-from tests.transport.conftest import Drainer, Inbox, ours, parked, send, take
+from tests.transport.conftest import Drainer, Inbox, ours, parked, quiet, send, take
 
 
 @pytest.mark.parametrize("timeout", [0, 0.001, 0.05, 0.3])
@@ -290,6 +292,99 @@ def test_acks_within_a_batch_are_not_waited_for(connection: Connection, server: 
     take(connection, 20 - len(inbox))
     assert inbox.bodies == list(range(20))
     assert check(server.client(), "q").message == {}  # at once: the last ack of a batch is waited for
+
+
+def last_of_a_batch(connection: Connection) -> Inbox:
+    """An inbox whose next delivery is the last of a batch of several."""
+    inbox = drained_into_a_batch(connection, 20)
+    while len(connection.transport.metronome.buffer) > 1:
+        connection.drain_events(timeout=5)
+    return inbox
+
+
+@ours
+def test_a_callback_that_raises_leaves_no_ack_unread(connection: Connection, server: Server) -> None:
+    inbox = last_of_a_batch(connection)
+
+    def fail(body: Any, message: Any) -> None:
+        raise ValueError(body)
+
+    inbox.consumer.callbacks.append(fail)
+    with pytest.raises(ValueError):
+        connection.drain_events(timeout=5)
+    assert not connection.transport.metronome.courier.waiting
+    assert check(server.client(), "q").leases == {}
+
+
+@ours
+def test_a_consumer_that_is_cancelled_leaves_no_ack_unread(connection: Connection, server: Server) -> None:
+    inbox = drained_into_a_batch(connection, 20)
+    connection.drain_events(timeout=5)
+    inbox.consumer.cancel()
+    assert not connection.transport.metronome.courier.waiting
+    state = check(server.client(), "q")
+    assert (state.leases, len(state.message)) == ({}, 20 - len(inbox))
+
+
+@ours
+def test_a_connection_that_is_lost_at_the_end_of_a_batch_is_nobodys_matter(
+    connection: Connection, connect: Callable[..., Connection], server: Server
+) -> None:
+    """The acks are sent again, the message was delivered, and the path is not dead."""
+    inbox, other = last_of_a_batch(connection), connect()
+    Inbox(other.default_channel, "other")
+    assert quiet(other, 0.01)
+    inbox.consumer.callbacks.append(
+        lambda body, message: connection.transport.metronome.courier.sock.shutdown(socket.SHUT_RDWR)
+    )
+    connection.drain_events(timeout=5)
+    inbox.consumer.callbacks.pop()
+    assert quiet(other, 0.01)
+    take(connection, 20 - len(inbox))
+    assert inbox.bodies == list(range(20))
+    wait_for(lambda: check(server.client(), "q").message == {}, 10, "all acked")
+
+
+@ours
+def test_a_connection_that_the_server_closes_during_a_long_callback_is_made_anew(
+    connection: Connection, server: Server
+) -> None:
+    """The reply to the last ack has come, then the server's idle timeout: nothing is lost by that."""
+    inbox, courier = drained_into_a_batch(connection, 20), connection.transport.metronome.courier
+    pid = server.client().info()["process_id"]
+
+    def be_answered_late(body: Any, message: Any) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        inbox._note(body, message)
+
+    def work_for_long(body: Any, message: Any) -> None:
+        os.kill(pid, signal.SIGCONT)
+        assert courier.waiting
+        assert readable(courier.sock, 5)
+        name = "{}:{}".format(*courier.sock.getsockname())
+        client = next(each for each in server.client().client_list() if each["addr"] == name)
+        server.client().client_kill_filter(_id=client["id"])
+        wait_for(lambda: _at_its_end(courier.sock), 5, "the end")
+        inbox._note(body, message)
+
+    try:
+        for callback in (be_answered_late, work_for_long):
+            inbox.consumer.callbacks[0] = callback
+            connection.drain_events(timeout=5)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    inbox.consumer.callbacks[0] = inbox._note
+    for _ in range(20 - len(inbox)):
+        connection.drain_events(timeout=5)
+    assert inbox.bodies == list(range(20))
+    wait_for(lambda: check(server.client(), "q").message == {}, 10, "all acked")
+
+
+def _at_its_end(sock: socket.socket) -> bool:
+    """Whether the other side has closed, whatever is still to be read."""
+    poller = select.poll()
+    poller.register(sock, select.POLLRDHUP)
+    return bool(poller.poll(0))
 
 
 @ours
