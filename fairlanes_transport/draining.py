@@ -46,6 +46,7 @@ class Draining:
     def _drain_once(self, deadline: float | None) -> bool:
         metronome = self.metronome
         metronome.begin_turn()
+        metronome.looping = False  # if a loop has turned it before
         metronome.flush_acks()
         metronome.courier.refresh()
         if self._drain_fanout():
@@ -100,7 +101,8 @@ class Draining:
         """The sockets that are readable; cooperative under gevent and eventlet."""
         metronome = self.metronome
         park = metronome.park.sock if metronome.park.parked else None
-        socks = [metronome.doorbell.reader, metronome.fanout.sock, park]
+        courier = metronome.courier.sock if metronome.courier.waiting else None
+        socks = [metronome.doorbell.reader, metronome.fanout.sock, park, courier]
         by_fd = {sock.fileno(): sock for sock in socks if sock is not None}
         poller = poll()
         try:

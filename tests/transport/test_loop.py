@@ -18,7 +18,7 @@ from kombu.asynchronous import Hub, get_event_loop, set_event_loop
 from fairlanes_transport.metronome import Doorbell
 from tests.harness import Server, wait_for
 from tests.invariants import check
-from tests.transport.conftest import Inbox, Monitor, ours, parked, send
+from tests.transport.conftest import Inbox, Monitor, ours, parked, send, take
 
 pytestmark = ours
 
@@ -108,6 +108,19 @@ def test_messages_arrive_in_order(
     assert loop.run(lambda: len(inbox) == 300)
     assert inbox.bodies == list(range(300))
     loop.idle(0.1)
+    assert check(server.client(), "q", token_out=True).message == {}
+
+
+def test_who_drains_after_a_loop_loses_nothing(
+    served: Connection, loop: Loop, connect: Callable[..., Connection], server: Server
+) -> None:
+    """Acks that wait for the loop's next turn go out with the drain."""
+    inbox = Inbox(served.default_channel, "q", prefetch=4)
+    send(connect(), "q", *range(40))
+    assert loop.run(lambda: len(inbox) >= 10)
+    started = time.monotonic()
+    take(served, 40 - len(inbox))
+    assert (inbox.bodies, time.monotonic() - started < 2) == (list(range(40)), True)
     assert check(server.client(), "q", token_out=True).message == {}
 
 
