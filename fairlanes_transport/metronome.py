@@ -294,16 +294,16 @@ class Metronome:
 
     def _claimed(self, queue: str, turn: Turn) -> None:
         self.claiming = False
-        if queue not in self.subscriptions:
-            # Cancelled while the claim was on its way.
-            self.store.release(queue, [claimed.fence for claimed in turn.claimed])
-            self._rearm(queue)
-            return
         self._keep_time(queue, turn)
         if not turn.need:
             self.hot.discard(queue)
-        for claimed in turn.claimed:
-            self._assign(queue, claimed)
+        unwanted = [claimed.fence for claimed in turn.claimed if not self._assign(queue, claimed)]
+        if queue not in self.subscriptions:
+            # Cancelled while the claim was on its way.
+            self.hot.discard(queue)
+            self._due.pop(queue, None)
+            self.store.release(queue, unwanted)
+            self._rearm(queue)
 
     def _claim_lost(self, queue: str) -> None:
         """What it may have claimed is a lease that nobody renews: it comes back when that ends."""
@@ -311,23 +311,27 @@ class Metronome:
         # If it was not sent, we still owe the queue a claim.
         self._tokens.add(queue)
 
-    def _assign(self, queue: str, claimed: Claimed) -> None:
-        """Give a claimed message to the next subscription that has credit."""
+    def _assign(self, queue: str, claimed: Claimed) -> bool:
+        """Give a claimed message to the next subscription that has credit; False: there is no subscription.
+
+        Celery's handler of a signal cancels its consumers wherever we are: what is looked at is a copy.
+        """
         known = self.keeper.held((queue, claimed.fence.tag))
         if known is not None:
             # This process has the message already: its lease ran out, and we claimed it ourselves. The one
             # execution goes on, under the newer fence.
             known.fence, known.lost = claimed.fence, False
-            return
-        subscriptions = self.subscriptions[queue]
-        for _ in range(len(subscriptions)):
-            subscription = subscriptions[0]
-            subscriptions.rotate(-1)
-            if subscription.channel.credit() > 0:
-                break
+            return True
+        subscriptions = self.subscriptions.get(queue, deque())
+        order = tuple(subscriptions)
+        if not order:
+            return False
+        subscription = next((each for each in order if each.channel.credit() > 0), order[-1])
+        subscriptions.rotate(-1 - order.index(subscription))
         message = subscription.channel.accept(subscription, claimed)
         if message is not None:
             self.buffer.append((subscription, message))
+        return True
 
     def deliver_next(self) -> None:
         """Hand the first message of the buffer to its consumer."""

@@ -292,6 +292,8 @@ def _keeping_written(pool: Any, flush: Callable[[], None]) -> Callable[[], None]
 
     def flush_unwritten() -> None:
         processes = pool._pool
+        if processes is None:  # terminated: there is nothing to flush
+            return
         waiting = [job for job in tuple(processes._cache.values()) if job._accepted is False]
         kept = [job for job in waiting if _is_written(processes, job)]
         fallen: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -324,6 +325,33 @@ def test_a_consumer_that_is_cancelled_leaves_no_ack_unread(connection: Connectio
     assert not connection.transport.metronome.courier.waiting
     state = check(server.client(), "q")
     assert (state.leases, len(state.message)) == ({}, 20 - len(inbox))
+
+
+@ours
+def test_a_signal_that_cancels_while_a_claim_is_taken_in(
+    connection: Connection, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Celery's handler of SIGQUIT does, wherever the worker is: what no consumer takes any more goes back."""
+    send(connection, "q", *range(7))
+    channel = connection.default_channel
+    inbox = Inbox(channel, "q", prefetch=16)
+    take(connection, 3)
+    accept, accepted = channel.accept, []
+
+    def interrupted(*args: Any) -> Any:
+        accepted.append(args)
+        if len(accepted) == 2:  # of four
+            inbox.consumer.cancel()
+        return accept(*args)
+
+    monkeypatch.setattr(channel, "accept", interrupted)
+    with contextlib.suppress(TimeoutError):
+        connection.drain_events(timeout=1)
+    assert len(accepted) == 2
+    state = check(server.client(), "q")
+    assert sum(map(len, state.ready.values())) >= 2
+    channel.close()
+    assert check(server.client(), "q").leases == {}
 
 
 @ours

@@ -80,3 +80,8 @@ def test_what_a_dead_child_had_got_is_handed_back(processes: SimpleNamespace) ->
     flush(processes)
     assert set(processes._cache) == set()
     assert sorted(processes.released) == ["killed", "put back"]
+
+
+def test_a_pool_that_is_gone_has_nothing_to_flush() -> None:
+    """After an error that ends the worker, Celery flushes what it has terminated."""
+    _keeping_written(SimpleNamespace(_pool=None), pytest.fail)()
