@@ -176,6 +176,12 @@ class Metronome:
         """Whether the caller is a consumer's callback under plain draining, and more messages wait for it."""
         return bool(self.delivering and self.buffer) and not self.looping and threading.get_ident() == self._thread
 
+    def hangs(self) -> bool:
+        """Whether nobody has turned us for so long that whoever should must hang; not while a task runs on that
+        thread.  From any thread.
+        """
+        return not self.delivering and monotonic() - self.beat > self.options.hung_loop_seconds
+
     def attention(self) -> list[tuple[str, float, int]]:
         """(Queue, seconds since we last began to claim from it, messages that we would take now); from any thread."""
         now, seen = monotonic(), []

@@ -108,6 +108,8 @@ class Transport(virtual.Transport):
         #: queue -> ms without use after which it is gone; of all channels, like the bindings
         self.queue_ends: dict[str, int] = {}
         self.turning: Turning | None = None
+        #: a Celery worker consumes through this transport
+        self.in_worker = False
 
     def driver_version(self) -> str:
         """Version of redis-py."""
@@ -172,8 +174,10 @@ class Transport(virtual.Transport):
             self.turning.stop()
 
     def renews(self, lease: Lease) -> bool:
-        """Whether the keeper should renew a lease; called by its thread."""
-        return lease.started or self.turning is None or not self.turning.hangs()
+        """Whether the keeper should renew a lease; called by its thread.  A program of its own may take its time
+        between two drains; a worker does not.
+        """
+        return lease.started or not self.in_worker or not self.metronome.hangs()
 
     # queues, as the channels see them
 

@@ -57,11 +57,6 @@ class Turning:
         self._watch_due()
         self._add_readers()
 
-    def hangs(self) -> bool:
-        """Whether the loop has not turned for so long that it must hang; not while a task runs on it."""
-        metronome = self.metronome
-        return not metronome.delivering and monotonic() - metronome.beat > metronome.options.hung_loop_seconds
-
     def stop(self) -> None:
         """The loop will not turn again: send and read what is on its way.
 

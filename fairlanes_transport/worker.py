@@ -158,7 +158,8 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         return isinstance(cls, type) and issubclass(cls, Transport)
 
     def start(self, c: Any) -> None:
-        """The pool is there now."""
+        """The pool and the connection are there now."""
+        c.connection.transport.in_worker = True
         flush = getattr(c.pool, "flush", None)
         if getattr(c.pool, "uses_semaphore", False) and flush is not None and not hasattr(flush, "keeps_written"):
             c.pool.flush = _keeping_written(c.pool, flush)
