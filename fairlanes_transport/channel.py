@@ -354,7 +354,7 @@ class Channel(virtual.Channel):
         except EnvelopeError as exc:
             logger.error("queue %r, message %s is a dead letter now: %s", queue, claimed.fence.tag, exc)
             reason = str(exc)
-            self.qos.tell(lambda store: store.reject(queue, claimed.fence, requeue=False, reason=reason))
+            self.qos.tell(lambda store, again: store.reject(queue, claimed.fence, requeue=False, reason=reason))
             return None
         properties = payload["properties"]
         info = properties.setdefault("delivery_info", {})
@@ -373,6 +373,8 @@ class Channel(virtual.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> LaneMessage | None:
         """Get one message, or None."""
         while claimed := self._transport.store.claim(queue, 1, self._transport.metronome.lease_ms).claimed:
+            if self._transport.keeper.goes_on(queue, claimed[0].fence):
+                continue
             message = self._message(queue, claimed[0])
             if message is None:
                 continue  # unreadable, and a dead letter now: the next one may do

@@ -35,6 +35,14 @@ FLUSH_STEP_SECONDS = 0.02
 CHUNK = 500
 
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def since_boot() -> float:
+    """Seconds on a clock that goes on while the machine is suspended, where there is one: leases do."""
+    return time.clock_gettime(_CLOCK)
+
+
 class Owner(Protocol):
     """Who knows whether a lease is still worth renewing."""
 
@@ -49,7 +57,7 @@ class Lease:
         queue, fence, lane: where it was claimed, and what makes an ack count.
         task_id: for logs; None for a message that is no Celery task.
         lost: the server gave the message to somebody else, or buried it; an ack will change nothing.
-        renewed: when (monotonic) it was claimed or renewed last.
+        renewed: when (`since_boot`) it was claimed or renewed last.
         started: it was handed to a pool.
         ended: the task has finished.
         spent_ms: worker time that the task took; 0 while it is not known.
@@ -75,7 +83,7 @@ class Lease:
         self.ended = False
         self.slot = False
         self.spent_ms = 0
-        self.renewed = monotonic()
+        self.renewed = since_boot()
         self.returned = False
         self.reason = "rejected"
         self.withdraw: Callable[[], bool] | None = None
@@ -151,9 +159,14 @@ class Keeper:
         """How often the keeper was not answered in time."""
         return self._link.silences
 
-    def held(self, key: tuple[str, str]) -> Lease | None:
-        """The lease that this process has on a message, if it has one."""
-        return self._held.get(key)
+    def goes_on(self, queue: str, fence: Fence) -> bool:
+        """Whether this process has the message that it has just claimed already: its lease ran out, and we claimed
+        it ourselves.  The one execution goes on, under the newer fence.
+        """
+        known = self._held.get((queue, fence.tag))
+        if known is not None:
+            known.fence, known.lost = fence, False
+        return known is not None
 
     def hold(self, lease: Lease) -> None:
         """Renew `lease` from now on."""
@@ -191,7 +204,7 @@ class Keeper:
         Raises:
             redis.exceptions.RedisError, OSError: the broker cannot be reached.
         """
-        if not lease.lost and monotonic() > lease.renewed + self.lease_ms / 1000:
+        if not lease.lost and since_boot() > lease.renewed + self.lease_ms / 1000:
             self._extend(store, lease.queue, [lease])
         return not lease.lost
 
@@ -223,7 +236,7 @@ class Keeper:
 
     def _extend(self, store: Store, queue: str, leases: list[Lease]) -> None:
         fences = [lease.fence for lease in leases]
-        asked = monotonic()
+        asked = since_boot()
         for lease, fence, answer in zip(leases, fences, store.extend(queue, fences, self.lease_ms)):
             if answer is Answer.DONE:
                 lease.renewed = asked
@@ -268,6 +281,8 @@ class Keeper:
     def _start(self) -> None:
         """Have the thread look at what there is to do."""
         if self._starting.acquire(False):
+            # What is held now was claimed now.
+            self._renewal = monotonic() + self.interval
             self._running = True
             _native("start_new_thread")(self._run, ())
         with contextlib.suppress(RuntimeError):  # signalled already

@@ -322,11 +322,7 @@ class Metronome:
 
         Celery's handler of a signal cancels its consumers wherever we are: what is looked at is a copy.
         """
-        known = self.keeper.held((queue, claimed.fence.tag))
-        if known is not None:
-            # This process has the message already: its lease ran out, and we claimed it ourselves. The one
-            # execution goes on, under the newer fence.
-            known.fence, known.lost = claimed.fence, False
+        if self.keeper.goes_on(queue, claimed.fence):
             return True
         subscriptions = self.subscriptions.get(queue, deque())
         order = tuple(subscriptions)

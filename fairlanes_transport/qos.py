@@ -69,9 +69,9 @@ class QoS(virtual.QoS):
         lease = message.lease
         self._transport.keeper.drop(lease)
 
-        def reject(store: Store) -> None:
+        def reject(store: Store, again: bool) -> None:
             answer = store.reject(lease.queue, lease.fence, requeue=requeue, reason=lease.reason)
-            if answer is Answer.STALE:
+            if answer is Answer.STALE and not again:
                 report_lost(lease)
 
         self.tell(reject)
@@ -108,22 +108,26 @@ class QoS(virtual.QoS):
         self._transport.acks.flush()
         self.restore_unacked()
 
-    def tell(self, operation: Callable[[Store], None]) -> None:
-        """Tell the broker something, now or, if it cannot be reached, as soon as it can be."""
+    def tell(self, operation: Callable[[Store, bool], object]) -> None:
+        """Tell the broker something, now or, if it cannot be reached, as soon as it can be.
+
+        Args:
+            operation: called with a store, and whether the broker may have been told already: a reply was lost.
+        """
         keeper = self._transport.keeper
         if keeper.behind or self._transport.link.down:
-            keeper.later(operation)
+            keeper.later(lambda store: operation(store, False))
             return
         try:
-            operation(self._transport.store)
+            operation(self._transport.store, False)
         except unreachable as exc:
             logger.debug("cannot tell the broker now: %s", exc)
-            keeper.later(operation)
+            keeper.later(lambda store: operation(store, True))
 
 
-def _release(store: Store, queue: str, leases: list[Lease]) -> None:
+def _release(store: Store, again: bool, *, queue: str, leases: list[Lease]) -> None:
     for i in range(0, len(leases), MAX_FENCES):
         some = leases[i : i + MAX_FENCES]
         for lease, answer in zip(some, store.release(queue, [lease.fence for lease in some])):
-            if answer is Answer.STALE:
+            if answer is Answer.STALE and not again:
                 report_lost(lease)

@@ -16,7 +16,7 @@ from typing import Any
 
 from billiard.pool import RUN as POOL_RUN
 from celery import bootsteps
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import Reject, TaskRevokedError
 from celery.worker import state
 
 from . import control, tenancy
@@ -85,6 +85,9 @@ class Run:
             if self.accepted and not self.lease.ended:
                 self.lease.spent_ms = max(1, round(self._seconds(*args) * 1000))
             self.lease.ended = True
+            failure = _failure(*args)
+            if failure is not None:
+                self.lease.reason = failure
             try:
                 return callback(*args, **kwargs) if callback else None
             finally:
@@ -115,6 +118,19 @@ class Run:
             return self._ending(callback)(soft, *args, **kwargs)
 
         return timed_out
+
+
+def _failure(*reply: Any) -> str | None:
+    """Why a task has failed, for its dead letter: from what the pool hands to its callbacks; None: it has not."""
+    told = reply[0] if reply else None
+    if isinstance(told, tuple) and len(told) == 3:
+        failed, told, _ = told
+        told = told if failed else None
+    exc = getattr(told, "exception", None)
+    exc = getattr(exc, "exc", exc)  # billiard wraps what comes from a child
+    if isinstance(exc, Reject):
+        return f"rejected: {exc.reason}" if exc.reason else None
+    return repr(exc) if isinstance(exc, BaseException) else None
 
 
 def _without_secrets(told: Any) -> Any:

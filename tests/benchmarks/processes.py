@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
@@ -66,14 +67,21 @@ def consume(url: str, queue: str, n: int, prefetch: int) -> dict[str, float]:
     return {"rate": n / seconds, "cpu": cpu / n * 1e6}
 
 
-def park(url: str, queue: str, prefetch: int, *, consumers: int = 1, seconds: float = 0.0) -> None:
+def park(url: str, queue: str, prefetch: int, *, consumers: int = 1, seconds: float = 0.0, lateness: str = "") -> None:
     """Wait in so many threads for messages, each with its own connection; a message takes `seconds`.  It never
     returns.
+
+    Args:
+        lateness: a file that gets a line per message that was due at a time: milliseconds between that and now.
     """
     waiting = threading.Barrier(consumers + 1)
 
     def wait() -> None:
         def on_message(body: Any, message: Any) -> None:
+            if lateness:
+                due = datetime.fromisoformat(message.properties["eta"])
+                with Path(lateness).open("a") as file:
+                    file.write(f"{(datetime.now(timezone.utc) - due).total_seconds() * 1000:.1f}\n")
             if seconds:
                 time.sleep(seconds)
             message.ack()

@@ -1,6 +1,6 @@
 """The store against the reference, through every transition.
 
-The profile (``FAIRLANES_TEST_HYPOTHESIS``, see ``tests/conftest.py``) decides how much: 60 runs derandomised in
+The profile (``HYPOTHESIS_PROFILE``, see ``tests/conftest.py``) decides how much: 60 runs derandomised in
 ``ci``, a hundred times that in ``nightly``.
 """
 
