@@ -7,6 +7,7 @@ Python, can write it.
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
@@ -58,7 +59,7 @@ def eta_ms(headers: dict[str, Any]) -> int:
         when = datetime.fromisoformat(eta.replace("Z", "+00:00")) if isinstance(eta, str) else eta
         if when.tzinfo is None:
             when = when.replace(tzinfo=timezone.utc)
-        return int(when.timestamp() * 1000)
+        return math.ceil(when.timestamp() * 1000)  # never early
     except (ValueError, TypeError, AttributeError, OverflowError):
         return 0
 

@@ -149,10 +149,13 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
+        self.closing = False
         if not self._is_ours(c):
             return
         # Task strategies take the pool's method when they are built, which is after this.
         c.pool.apply_async = _watching(c.pool)
+        soon = "call_soon_ack" if hasattr(c, "call_soon_ack") else "call_soon"
+        setattr(c, soon, self._soon_or_now(getattr(c, soon)))
         c.ensure_connected = _retrying_often(c.ensure_connected)
         c.on_decode_error = _burying_undecodable(c.on_decode_error)
         c.on_unknown_task = _with_reason(c.on_unknown_task, "unknown task")
@@ -175,10 +178,27 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, c: Any) -> None:
         """The pool and the connection are there now."""
+        self.closing = False
         c.connection.transport.in_worker = True
         flush = getattr(c.pool, "flush", None)
         if getattr(c.pool, "uses_semaphore", False) and flush is not None and not hasattr(flush, "keeps_written"):
             c.pool.flush = _keeping_written(c.pool, flush)
+
+    def _soon_or_now(self, call_soon: Callable[..., Any]) -> Callable[..., Any]:
+        """Celery has its loop run acks. While the pool drains the loop does not turn, and not every pool runs its
+        callbacks then: so they are run by whoever brings them.
+        """
+
+        def soon_or_now(ack: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not self.closing:
+                return call_soon(ack, *args, **kwargs)
+            try:
+                ack(*args, **kwargs)
+            except Exception:
+                logger.exception("cannot settle a message")
+            return ack
+
+        return soon_or_now
 
     def stop(self, c: Any) -> None:
         """Nothing to stop."""
@@ -192,6 +212,7 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def close(self, c: Any) -> None:
         """The shutdown begins: hand back what has not started, now, and not when the pool has drained."""
+        self.closing = True
         connection = c.connection
         if connection is None or connection._transport is None:
             return

@@ -8,6 +8,7 @@ process, however that ends.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -28,7 +29,6 @@ import redis
 from celery import Celery
 from celery.canvas import Signature
 from celery.result import AsyncResult
-from kombu import pools
 
 from fairlanes_transport.connections import Link
 from fairlanes_transport.embedded import EmbeddedServer, EmbeddedServerError, valkey_binary
@@ -332,7 +332,12 @@ class Sender:
         db: the broker's database.
     """
 
+    #: kombu shares pools of connections by URL and options: a number of its own keeps a sender's from others
+    _numbers = itertools.count()
+
     def __init__(self, server: Server, scheme: str = SCHEME, db: int = 0, **conf: Any) -> None:
+        options = {"client_name": f"sender-{next(self._numbers)}", **conf.pop("broker_transport_options", {})}
+        conf = {**conf, "broker_transport_options": options}
         self.app: Celery = configured("sender", server.url(scheme, db), server.port, conf)
 
     def send(self, task: str, *args: Any, tenant: Any = None, **options: Any) -> AsyncResult[Any]:
@@ -347,13 +352,7 @@ class Sender:
 
     def close(self) -> None:
         """Close the app with its connections."""
-        pool = self.app.pool
-        pool.force_close_all()
-        # kombu shares pools by URL: the closed one would be the next sender's.
-        for key in [key for key, known in pools.connections.items() if known is pool]:
-            dict.pop(pools.connections, key)
-        for key in [key for key, known in pools.producers.items() if known.connections is pool]:
-            dict.pop(pools.producers, key)
+        self.app.pool.force_close_all()
         self.app.close()
 
     def __enter__(self) -> Sender:

@@ -50,6 +50,15 @@ def early(self: Task[Any, Any], i: int, seconds: float = 0.0) -> None:
         time.sleep(seconds)
 
 
+@app.task(bind=True, name="faults.burn", acks_late=True)
+def burn(self: Task[Any, Any], i: int, seconds: float) -> None:
+    """Compute for ``seconds``, without a moment in which a greenlet could run."""
+    with noting(self, **_facts(self, i)):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
+
+
 @app.task(bind=True, name="faults.die", acks_late=True, reject_on_worker_lost=True)
 def die(self: Task[Any, Any], i: int, times: int = 1_000) -> None:
     """Kill the process that runs it, on its first ``times`` attempts."""

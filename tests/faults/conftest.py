@@ -44,13 +44,13 @@ class Site:
         self.link = link
         self.store = Store(link)
 
-    def worker(self, *flags: str, ready: bool = True, name: str = "", **kwargs: Any) -> Worker:
-        """Start a worker of ``tests.apps.faults`` and wait until it is ready."""
+    def worker(self, *flags: str, ready: bool = True, name: str = "", straight: bool = False, **kwargs: Any) -> Worker:
+        """Start a worker of ``tests.apps.faults`` and wait until it is ready; ``straight``: not through the proxy."""
         options = {**self.options, **kwargs.pop("options", {})}
         conf = {"broker_transport_options": options, **kwargs.pop("conf", {})}
         name = name or f"w{len(self.workers)}"
         worker = Worker(
-            self.path or self.server,  # type: ignore[arg-type]
+            self.server if straight else self.path or self.server,  # type: ignore[arg-type]
             "-n", f"{name}@here", *flags, app="tests.apps.faults", conf=conf, **kwargs,
         )  # fmt: skip
         self.workers.append(worker)

@@ -33,11 +33,33 @@ def test_the_work_of_a_killed_worker_comes_back_one_lease_later(site: Callable[.
     assert len(twice) <= 2 and twice <= before
     back = [each for each in recorded(here.server) if each["t"] > killed and each["redelivered"]]
     assert back and all(each["attempt"] > 1 for each in back)
+    assert all(each["lane"] == f"t{each['i'] % 3}" for each in back)
+    # Each of them had been claimed, and has one failure more.
+    assert here.total("expired") == len(back)
     starts = recorded(here.server, "started")
     late = [each["t"] - killed - LEASE for each in starts if each["i"] not in before]
     # One after another: the last has waited for the others.
     assert max(late) < 2 + 12 * 0.2
     assert here.sizes() == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_the_work_of_a_machine_that_vanishes_comes_back_one_lease_later(site: Callable[..., Site], pool: str) -> None:
+    """No FIN: the server goes on to serve its connections, among them a parked pop."""
+    here = site(proxied=True)
+    assert here.path is not None
+    doomed = here.worker(pool=pool, concurrency=1, prefetch=4)
+    here.send("late", 0, 60, tenant="t0")
+    wait_done(here.server, 1, 20, "started")
+    here.worker(pool=pool, concurrency=1, prefetch=4, straight=True)
+    here.path.proxy.swallow()
+    doomed.kill()
+    killed = time.time()
+    assert len(here.clients()) > 1
+    back = wait_done(here.server, 2, LEASE + 3, "started")[1]
+    assert back["t"] - killed < LEASE + 2
+    assert (back["i"], back["attempt"], back["redelivered"], back["lane"]) == (0, 2, True, "t0")
+    assert here.total("expired") == 1
 
 
 def test_a_task_whose_child_dies_is_acked_as_celery_has_it(site: Callable[..., Site]) -> None:
@@ -71,7 +93,8 @@ def test_a_task_that_kills_every_child_is_buried(site: Callable[..., Site]) -> N
     wait_for(lambda: here.sizes()[3] == 1, 30, "a dead letter")
     assert here.starts() == {1: 3, 2: 1}
     reason = here.server.client().hvals("fairlanes:1:{celery}:reasons")
-    assert reason == [b"rejected"]
+    assert len(reason) == 1
+    assert b"WorkerLostError" in reason[0]
 
 
 def test_a_message_that_waits_for_its_time_survives_its_worker(site: Callable[..., Site]) -> None:

@@ -29,6 +29,19 @@ def test_a_task_ten_leases_long_starts_once(site: Callable[..., Site], pool: str
     assert here.total("expired") == 0
 
 
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_a_task_that_lets_no_greenlet_run_starts_once(site: Callable[..., Site], pool: str) -> None:
+    """It computes for four leases: the keeper is a real thread."""
+    here = site(lease_seconds=LEASE)
+    for _ in range(2):
+        here.worker(pool=pool, concurrency=1)
+    here.send("burn", 1, 4 * LEASE)
+    wait_for(here.ends, 4 * LEASE + 10, "its end")
+    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 5, "its ack")
+    assert here.starts() == {1: 1}
+    assert (here.total("expired"), here.total("acked")) == (0, 1)
+
+
 @pytest.mark.parametrize("pool", POOLS)
 def test_what_waits_behind_a_long_task_starts_once(site: Callable[..., Site], pool: str) -> None:
     """Prefetched by a worker that is busy for five leases: an idle worker must not get a second copy."""

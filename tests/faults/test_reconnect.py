@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from fairlanes_transport import scripts
 from tests.faults.conftest import POOLS, Site
-from tests.harness import Server, Worker, wait_done, wait_for
+from tests.harness import Server, Worker, recorded, wait_done, wait_for
 
 pytestmark = pytest.mark.faults
 
@@ -110,22 +111,59 @@ def test_a_job_in_the_pipe_of_a_child_that_dies(site: Callable[..., Site], child
     assert (here.total("expired"), here.total("rejected")) == (0, 0)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_another_worker_gets_what_has_not_started(site: Callable[..., Site], pool: str) -> None:
-    """While the broker cannot be reached from one worker, another one runs what that had prefetched."""
-    here = site(proxied=True, lease_seconds=6)
+    """The broker cannot be reached from one worker, but for a moment in which its keeper hands back what it had
+    prefetched: another worker runs that at once, while the running task goes on where it is.
+    """
+    here = site(proxied=True, lease_seconds=60)
     assert here.path is not None
     cut_off = here.worker("--without-mingle", pool=pool, concurrency=1, prefetch=6)
-    here.send("late", 0, 5)
+    here.send("late", 0, 12)
+    running = wait_done(here.server, 1, 20, "started")[0]["pid"]
+    for i in range(1, 6):
+        here.send("late", i)
+    wait_for(lambda: here.sizes()[1] == 6, 5, "six leases")
+    here.worker("--without-mingle", pool=pool, concurrency=1, straight=True)
+    here.path.proxy.refuse()
+    cut_off.wait_for_log("Trying again in 4.00 seconds", 10)
+    assert (len(here.starts()), here.total("released")) == (1, 0)
+    # The keeper tries each second; the worker itself is not back before it is away again.
+    here.path.proxy.forward()
+    wait_for(lambda: here.total("released") == 5, 3, "handed back")
+    here.path.proxy.refuse()
+    wait_for(lambda: len(here.ends()) == 5, 3, "the five, by the other")
+    assert 0 not in here.ends()
+    assert running not in {each["pid"] for each in recorded(here.server)}
+    here.path.proxy.forward()
+    wait_for(lambda: here.ends().get(0), 20, "the task that was running")
+    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 10, "its ack")
+    assert here.starts() == dict.fromkeys(range(6), 1)
+    assert (here.total("released"), here.total("expired"), here.total("rejected")) == (5, 0, 0)
+    assert cut_off.poll() is None
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_another_worker_gets_what_a_green_one_has_not_taken(site: Callable[..., Site], pool: str) -> None:
+    """A green worker holds one message besides those that run, and runs it; the others wait in the broker, and go to
+    another worker while the path is away.
+    """
+    here = site(proxied=True, lease_seconds=60)
+    assert here.path is not None
+    cut_off = here.worker("--without-mingle", pool=pool, concurrency=1, prefetch=6)
+    here.send("late", 0, 8)
     wait_done(here.server, 1, 20, "started")
     for i in range(1, 6):
-        here.send("late", i, 0.1)
-    time.sleep(1)
+        here.send("late", i)
+    wait_for(lambda: here.sizes()[1] == 2, 5, "one more lease")
     here.path.proxy.refuse()
-    time.sleep(1)
+    here.worker("--without-mingle", pool=pool, concurrency=1, straight=True)
+    wait_for(lambda: len(here.ends()) == 4, 3, "four, by the other")
+    assert 0 not in here.ends()
+    wait_for(lambda: len(here.ends()) == 6, 15, "the two, by the one that is cut off")
+    assert here.sizes() == (0, 2, 0, 0)
     here.path.proxy.forward()
-    wait_for(lambda: len(here.ends()) == 6, 20, "all")
-    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 5, "the acks")
+    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 5, "their acks")
     assert here.starts() == dict.fromkeys(range(6), 1)
     assert (here.total("expired"), here.total("rejected")) == (0, 0)
     assert cut_off.poll() is None
@@ -197,6 +235,66 @@ def test_a_restart_of_the_server_without_its_data(site: Callable[..., Site]) -> 
         wait_for(lambda: here.sender.app.control.inspect(timeout=1).ping(), 10, "an answer to a ping")
     finally:
         records.close()
+
+
+@pytest.mark.parametrize("pool", ALL_POOLS)
+def test_a_claim_whose_reply_is_lost(site: Callable[..., Site], pool: str) -> None:
+    """Nobody renews that lease: the message starts one lease later, once."""
+    here = site(proxied=True, lease_seconds=3)
+    assert here.path is not None
+    here.worker("--without-mingle", pool=pool, concurrency=1)
+    here.send("late", 0)
+    wait_for(lambda: here.ends().get(0), 10, "a task")
+    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 5, "its ack")
+    here.path.proxy.cut_reply(scripts.load("claim").digest.encode())
+    sent = time.time()
+    here.send("late", 1)
+    wait_for(lambda: here.path.proxy.cuts, 5, "a reply that is lost")
+    wait_for(lambda: here.ends().get(1), 10, "its end")
+    assert recorded(here.server)[1]["t"] - sent < 3 + 2
+    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 5, "its ack")
+    assert here.starts() == {0: 1, 1: 1}
+    assert here.path.proxy.cuts == 1
+    assert recorded(here.server)[1]["attempt"] == 2
+    assert (here.total("expired"), here.total("acked")) == (1, 2)
+
+
+@pytest.mark.parametrize("pool", ALL_POOLS)
+def test_an_ack_whose_reply_is_lost(site: Callable[..., Site], pool: str) -> None:
+    """It is sent again, and finds nothing; the next message is served."""
+    here = site(proxied=True, lease_seconds=2)
+    assert here.path is not None
+    here.worker("--without-mingle", pool=pool, concurrency=1)
+    here.send("late", 0)
+    wait_for(lambda: here.ends().get(0), 10, "a task")
+    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 5, "its ack")
+    here.path.proxy.cut_reply(scripts.load("ack").digest.encode())
+    here.send("late", 1, 0.5)
+    wait_for(lambda: here.path.proxy.cuts, 5, "a reply that is lost")
+    assert here.total("acked") == 2
+    here.send("late", 2)
+    wait_for(lambda: here.ends().get(2), 10, "the next")
+    time.sleep(2.5)  # a lease, in which it might come again
+    assert here.starts() == {0: 1, 1: 1, 2: 1}
+    assert (here.total("acked"), here.total("expired"), here.total("rejected")) == (3, 0, 0)
+    assert here.sizes() == (0, 0, 0, 0)
+
+
+def test_what_is_cancelled_at_a_loss_is_run_again(site: Callable[..., Site]) -> None:
+    """`worker_cancel_long_running_tasks_on_connection_loss`: its message goes back at once, without a failure."""
+    here = site(lease_seconds=60)
+    conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
+    worker = here.worker("--without-mingle", concurrency=1, prefetch=2, conf=conf)
+    here.send("late", 0, 4)
+    wait_done(here.server, 1, 20, "started")
+    _kill(here, "all")
+    again = wait_done(here.server, 2, 10, "started")[1]
+    assert (again["i"], again["attempt"]) == (0, 2)
+    assert here.ends() == {}
+    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 10, "its ack")
+    assert (here.starts(), here.ends()) == ({0: 2}, {0: 1})
+    assert [here.total(name) for name in ("released", "acked", "expired", "rejected")] == [1, 1, 0, 0]
+    assert worker.poll() is None
 
 
 def test_many_restarts(site: Callable[..., Site]) -> None:

@@ -107,18 +107,77 @@ def test_soft_shutdown_lets_short_tasks_end(site: Callable[..., Site]) -> None:
     assert (here.total("expired"), here.total("rejected")) == (0, 0)
 
 
-def test_finished_tasks_are_acked_while_the_pool_drains(site: Callable[..., Site]) -> None:
+def _reconnected(here: Site) -> None:
+    """CLIENT KILL all that the worker has, and wait until it is parked again."""
+    client = here.server.client()
+    killed = {each["id"] for each in here.clients()}
+    for each in killed:
+        client.client_kill_filter(_id=each)
+
+    def parked() -> bool:
+        return any(each["cmd"] == "blpop" and each["id"] not in killed for each in here.clients())
+
+    wait_for(parked, 10, "parked again")
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+def test_finished_tasks_are_acked_while_the_pool_drains(site: Callable[..., Site], pool: str, reconnect: bool) -> None:
     here = site(lease_seconds=30)
-    worker = here.worker(concurrency=3)
-    for i in range(3):
-        here.send("late", i, 2 + 4 * i)
-    wait_done(here.server, 3, 20, "started")
+    worker = here.worker("--without-mingle", pool=pool, concurrency=2, prefetch=2)
+    here.send("late", 0, 2 + reconnect)
+    here.send("late", 1, 6 + reconnect)
+    wait_done(here.server, 2, 20, "started")
+    if reconnect:
+        _reconnected(here)
     worker.send(signal.SIGTERM)
     wait_for(lambda: here.ends() == {0: 1}, 10, "the first end")
-    # Celery reads results once a second now, and runs acks twice a second.
-    wait_for(lambda: here.sizes()[1] == 2, 3.5, "its ack")
+    wait_for(lambda: here.sizes()[1] == 1, 3.5, "its ack")  # Celery reads the results of prefork once a second now
+    assert here.ends() == {0: 1}
     worker.wait(20)
-    assert (here.ends(), here.sizes()) == ({0: 1, 1: 1, 2: 1}, (0, 0, 0, 0))
+    assert (here.starts(), here.ends(), here.sizes()) == ({0: 1, 1: 1}, {0: 1, 1: 1}, (0, 0, 0, 0))
+    assert [here.total(name) for name in ("acked", "released", "expired", "rejected")] == [2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+def test_the_task_of_a_solo_worker_that_ends_is_acked(site: Callable[..., Site], reconnect: bool) -> None:
+    here = site(lease_seconds=30)
+    worker = here.worker("--without-mingle", pool="solo", concurrency=1)
+    here.send("late", 0, 2)
+    wait_done(here.server, 1, 20, "started")
+    if reconnect:
+        for each in here.clients():
+            here.server.client().client_kill_filter(_id=each["id"])
+    worker.stop(signal.SIGTERM, 20)
+    assert (here.starts(), here.ends(), here.sizes()) == ({0: 1}, {0: 1}, (0, 0, 0, 0))
+    assert [here.total(name) for name in ("acked", "released", "expired", "rejected")] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_messages_that_wait_for_their_time_over_a_reconnect_and_a_shutdown(
+    site: Callable[..., Site], pool: str
+) -> None:
+    """Held by the worker (``eta_in_broker`` off): each runs once, by the next worker, at its time."""
+    here = site(lease_seconds=30, eta_in_broker=False)
+    n = 20
+    worker = here.worker("--without-mingle", pool=pool, concurrency=1, prefetch=4)
+    here.sender.app.conf.broker_transport_options = {"eta_in_broker": False}
+    due = time.time() + 6
+    for i in range(n):
+        here.send("late", i, countdown=due - time.time())
+    wait_for(lambda: here.sizes() == (0, n, 0, 0), 5, "held by the worker")
+    _reconnected(here)
+    wait_for(lambda: here.sizes() == (0, n, 0, 0), 5, "held by it again")
+    assert worker.stop(signal.SIGTERM) == 0
+    assert here.sizes() == (n, 0, 0, 0)
+    here.worker("--without-mingle", pool=pool, concurrency=1, prefetch=4)
+    wait_for(lambda: here.sizes() == (0, n, 0, 0), 5, "held by the other")
+    assert time.time() < due
+    done = wait_done(here.server, n, 12)
+    wait_for(lambda: here.sizes() == (0, 0, 0, 0), 5, "the acks")
+    assert here.starts() == dict.fromkeys(range(n), 1)
+    assert all(due - 0.1 <= each["t"] < due + 2 for each in done)
+    assert (here.total("expired"), here.total("rejected")) == (0, 0)
 
 
 def test_sigterm_to_the_whole_group(site: Callable[..., Site]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from kombu import Connection, Consumer, Queue
 
+from fairlanes_transport import scripts
 from tests.harness import SCHEME, Server, wait_for
 
 ours = pytest.mark.skipif(SCHEME != "fairlanes", reason="not so on kombu's Redis transport")
@@ -193,8 +194,9 @@ class Monitor:
     def _mark(self) -> int:
         """The number of lines up to now: a command of our own tells when all have been read."""
         word = f"mark-{time.monotonic_ns()}"
+        seen = len(self._lines)
         self._server.client(self.db).echo(word)
-        wait_for(lambda: any(word in line for line in self._lines[-50:]), 10, "MONITOR")
+        wait_for(lambda: any(word in line for line in self._lines[seen:]), 10, "MONITOR")
         return len(self._lines)
 
     def start(self) -> None:
@@ -203,13 +205,21 @@ class Monitor:
 
     def commands(self) -> list[str]:
         """What clients have sent since ``start``: names in upper case, scripts as ``EVALSHA``."""
+        return [words[0].upper() for words in self._sent()]
+
+    def calls(self, script: str) -> int:
+        """How often clients have called a script since ``start``."""
+        digest = scripts.load(script).digest
+        return sum(words[0].upper() == "EVALSHA" and words[1] == digest for words in self._sent())
+
+    def _sent(self) -> list[list[str]]:
         end = self._mark()
         seen = []
         for line in self._lines[:end]:
             # +1700000000.123456 [0 127.0.0.1:41234] "BLPOP" "key" "30.000"
             head, _, rest = line.partition("] ")
             if f"[{self.db} " in head and " lua" not in head and "mark-" not in rest:
-                seen.append(rest.partition(" ")[0].strip('"').upper())
+                seen.append([word.strip('"') for word in rest.split(" ")])
         return seen
 
     def close(self) -> None:

@@ -149,6 +149,22 @@ def test_channels_share_a_queue_in_turns(connection: Connection) -> None:
 
 
 @ours
+def test_channels_that_share_a_queue_share_one_park(connect: Callable[..., Connection], server: Server) -> None:
+    """However many there are, one connection waits, and each of them is served in its turn."""
+    connection = connect()
+    inboxes = [Inbox(connection.channel(), "q", prefetch=2) for _ in range(4)]
+    for _ in range(2):  # who drains once only does not stay parked
+        assert quiet(connection, 0.1)
+    assert parked(server) == 1
+    send(connect(), "q", *range(40))
+    assert take(connection, 40) == 40
+    assert sorted(body for inbox in inboxes for body in inbox.bodies) == list(range(40))
+    assert [len(inbox) for inbox in inboxes] == [10] * 4
+    assert quiet(connection, 0.1)
+    assert parked(server) == 1
+
+
+@ours
 def test_channels_with_different_prefetch(connection: Connection) -> None:
     send(connection, "q", *range(40))
     small = Inbox(connection.channel(), "q", prefetch=1, ack=False)

@@ -13,7 +13,8 @@ from fairlanes_transport import Lanes
 from fairlanes_transport.errors import LaneFull, OptionError, QueueAbsent, ServerFull, TenantError
 from fairlanes_transport.lanes.doctor import Doctor
 from fairlanes_transport.lanes.views import Cancelled, Settings
-from tests.harness import Server
+from fairlanes_transport.store import FailurePolicy, Store
+from tests.harness import Server, wait_for
 from tests.unit.rig import Rig, bury
 
 # getting there
@@ -197,6 +198,23 @@ def test_peek_leases_delayed_dead(rig: Rig) -> None:
         "t.run",
     )
     assert rig.lanes.leases("q") == rig.lanes.dead("q", start=1) == []
+
+
+def test_a_dead_letter_says_where_when_how_often_and_why(rig: Rig) -> None:
+    """Two leases run out, and the third claim is refused."""
+    sent = rig.later(0)
+    tag = rig.send("t", "acme", priority=4)
+    patient = Store(rig.link, policy=FailurePolicy(backoff_base=0.01, backoff_max=0.01))
+    for n in range(3):
+        claimed = wait_for(lambda n=n: patient.claim("q", 1, 1 if n < 2 else 60_000).claimed, 5, "the message")
+    before = rig.later(0)
+    patient.reject("q", claimed[0].fence, requeue=False, reason="no such task: 'ü'")
+    after = rig.later(0)
+    (dead,) = rig.lanes.dead("q")
+    assert (dead.tag, dead.task_id, dead.task, dead.lane, dead.priority) == (tag, "t", "t.run", "acme", 4)
+    assert (dead.attempt, dead.failures, dead.reason) == (3, 2, "no such task: 'ü'")
+    assert before <= dead.died * 1000 <= after
+    assert sent <= dead.published * 1000 <= before
 
 
 def test_a_running_slot_is_listed_as_one(rig: Rig) -> None:

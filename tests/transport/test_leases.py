@@ -1,0 +1,41 @@
+"""What it costs to hold messages: one call per queue and third of a lease, and nothing when nothing is held."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kombu import Connection
+
+from tests.harness import Server, wait_for
+from tests.invariants import check
+from tests.transport.conftest import Inbox, Monitor, ours, send, take
+
+pytestmark = ours
+
+
+def test_one_extend_per_queue_and_third_of_a_lease(
+    connect: Callable[..., Connection], server: Server, monitor: Monitor
+) -> None:
+    """However many are held, and by however many channels; when nothing is held, nothing is sent."""
+    lease, thirds = 1.5, 6
+    connection = connect(lease_seconds=lease)
+    for queue in ("one", "two"):
+        send(connection, queue, *range(10))
+    inboxes = [Inbox(connection.channel(), "one", "two", prefetch=10, ack=False) for _ in range(2)]
+    assert take(connection, 20) == 20
+    wait_for(lambda: monitor.calls("extend") >= 2, 5, "the first renewal")
+    monitor.start()
+    time.sleep(lease / 3 * thirds)
+    assert 2 * (thirds - 1) <= monitor.calls("extend") <= 2 * (thirds + 1)
+    assert set(monitor.commands()) == {"EVALSHA"}
+    for name in ("one", "two"):
+        assert {record.attempt for record in check(server.client(), name).message.values()} == {1}
+
+    for inbox in inboxes:
+        inbox.ack_all()
+    for name in ("one", "two"):
+        assert check(server.client(), name, token_out=True).leases == {}
+    monitor.start()
+    time.sleep(2 * lease / 3)
+    assert monitor.commands() == []
