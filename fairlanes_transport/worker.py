@@ -18,6 +18,7 @@ from billiard.pool import RUN as POOL_RUN
 from celery import bootsteps
 from celery.exceptions import Reject, TaskRevokedError
 from celery.worker import state
+from kombu.message import Message
 
 from . import control, tenancy
 from .errors import connection_errors, unreachable
@@ -155,7 +156,7 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         # Task strategies take the pool's method when they are built, which is after this.
         c.pool.apply_async = _watching(c.pool)
         soon = "call_soon_ack" if hasattr(c, "call_soon_ack") else "call_soon"
-        setattr(c, soon, self._soon_or_now(getattr(c, soon)))
+        setattr(c, soon, self._soon_or_now(c, getattr(c, soon)))
         c.ensure_connected = _retrying_often(c.ensure_connected)
         c.on_decode_error = _burying_undecodable(c.on_decode_error)
         c.on_unknown_task = _with_reason(c.on_unknown_task, "unknown task")
@@ -184,19 +185,21 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if getattr(c.pool, "uses_semaphore", False) and flush is not None and not hasattr(flush, "keeps_written"):
             c.pool.flush = _keeping_written(c.pool, flush)
 
-    def _soon_or_now(self, call_soon: Callable[..., Any]) -> Callable[..., Any]:
+    def _soon_or_now(self, c: Any, call_soon: Callable[..., Any]) -> Callable[..., Any]:
         """Celery has its loop run acks. While the pool drains the loop does not turn, and not every pool runs its
-        callbacks then: so they are run by whoever brings them.
+        callbacks then; and where there is no loop, Celery 5.6 runs them after the next message. So they are run by
+        whoever brings them.
         """
 
-        def soon_or_now(ack: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not self.closing:
-                return call_soon(ack, *args, **kwargs)
+        def soon_or_now(callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            acks = isinstance(getattr(callback, "__self__", None), Message)
+            if not acks or not (self.closing or c.hub is None):
+                return call_soon(callback, *args, **kwargs)
             try:
-                ack(*args, **kwargs)
+                callback(*args, **kwargs)
             except Exception:
                 logger.exception("cannot settle a message")
-            return ack
+            return callback
 
         return soon_or_now
 
