@@ -35,12 +35,9 @@ FLUSH_STEP_SECONDS = 0.02
 CHUNK = 500
 
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
 def since_boot() -> float:
     """Seconds on a clock that goes on while the machine is suspended, where there is one: leases do."""
-    return time.clock_gettime(_CLOCK)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else monotonic()
 
 
 class Owner(Protocol):

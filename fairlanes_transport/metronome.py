@@ -236,6 +236,8 @@ class Metronome:
             return True
         if park and not self.park.parked:
             order = tuple(queue for queue in self._in_order() if queue in wanted)
+            if not order:
+                return False
             # Each park names the queues in another order: a fixed one would starve the last.
             self._order.rotate(order[0])
             self.park.start(order, self._park_seconds())
@@ -248,7 +250,7 @@ class Metronome:
     def _use_those_that_end(self, wanted: dict[str, int]) -> None:
         """A queue with ``x-expires`` is in use while it is consumed, also if we are busy with others."""
         now = monotonic()
-        for queue, seconds in self._ends.items():
+        for queue, seconds in tuple(self._ends.items()):
             if queue in wanted and now - self._visited.get(queue, 0.0) > seconds / 2:
                 self.hot.add(queue)
 
@@ -348,9 +350,10 @@ class Metronome:
         """Queue -> how many of its messages our channels would take now."""
         known: dict[Any, int] = {}
         wanted: dict[str, int] = {}
-        for queue, subscriptions in self.subscriptions.items():
+        # Copies, here and below: a signal's handler may cancel consumers wherever we are.
+        for queue, subscriptions in tuple(self.subscriptions.items()):
             total = 0
-            for channel in {subscription.channel for subscription in subscriptions}:
+            for channel in {subscription.channel for subscription in tuple(subscriptions)}:
                 if channel not in known:
                     known[channel] = channel.credit()
                 total += known[channel]
@@ -388,7 +391,7 @@ class Metronome:
 
     def _park_seconds(self) -> float:
         seconds = min(self.options.park_seconds, self.options.lease_seconds / 2)
-        return min([seconds, *(end / 2 for end in self._ends.values())])
+        return min([seconds, *(end / 2 for end in tuple(self._ends.values()))])
 
     def _unpark(self) -> None:
         was_parked = self.park.parked
@@ -407,13 +410,13 @@ class Metronome:
 
     def next_due(self) -> float | None:
         """When (monotonic) we have to claim as somebody's timekeeper."""
-        return min(self._due.values(), default=None)
+        return min(tuple(self._due.values()), default=None)
 
     def heat_due(self) -> None:
         """Claim from the queues whose time has come."""
         now = monotonic()
-        for queue in [queue for queue, at in self._due.items() if at <= now]:
-            del self._due[queue]
+        for queue in [queue for queue, at in tuple(self._due.items()) if at <= now]:
+            self._due.pop(queue, None)
             if queue in self.subscriptions:
                 self.hot.add(queue)
                 # We owe it a claim, or to give the role back.

@@ -114,15 +114,22 @@ class QoS(virtual.QoS):
         Args:
             operation: called with a store, and whether the broker may have been told already: a reply was lost.
         """
+        tried = False
+
+        def attempt(store: Store) -> None:
+            nonlocal tried
+            again, tried = tried, True
+            operation(store, again)
+
         keeper = self._transport.keeper
         if keeper.behind or self._transport.link.down:
-            keeper.later(lambda store: operation(store, False))
+            keeper.later(attempt)
             return
         try:
-            operation(self._transport.store, False)
+            attempt(self._transport.store)
         except unreachable as exc:
             logger.debug("cannot tell the broker now: %s", exc)
-            keeper.later(lambda store: operation(store, True))
+            keeper.later(attempt)
 
 
 def _release(store: Store, again: bool, *, queue: str, leases: list[Lease]) -> None:

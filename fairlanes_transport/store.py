@@ -147,6 +147,8 @@ class Tokens:
 
 _tokens = Tokens()
 
+#: Characters of a dead letter's reason that are kept.
+MAX_REASON = 1000
 #: Fences in one call at most: a longer one would keep the server from others.
 MAX_FENCES = 500
 
@@ -324,8 +326,13 @@ class Store:
         return tuple(map(Answer, self._run("release", queue, self._now(), *_flat(fences))))
 
     def reject(self, queue: str, fence: Fence, *, requeue: bool, reason: str) -> Answer:
-        """Count a failure and let the message come back after its backoff; or bury it at once."""
-        return Answer(self._run("reject", queue, self._now(), *fence, int(requeue), reason, self.policy.argument()))
+        """Count a failure and let the message come back after its backoff; or bury it at once.
+
+        Args:
+            reason: any text, also one that is no UTF-8; the first `MAX_REASON` characters are kept.
+        """
+        text = reason[:MAX_REASON].encode("utf-8", "replace")
+        return Answer(self._run("reject", queue, self._now(), *fence, int(requeue), text, self.policy.argument()))
 
     def extend(self, queue: str, fences: Sequence[Fence], lease_ms: int) -> tuple[Answer, ...]:
         """Move the deadlines of leases and running slots to `lease_ms` from now."""

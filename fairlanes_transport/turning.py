@@ -90,7 +90,7 @@ class Turning:
             return
         # A channel that is nearly full has enough to do: its credit may grow for a moment, so that one claim
         # brings several messages.
-        hot = [s.channel for queue in list(metronome.hot) for s in metronome.subscriptions.get(queue, ())]
+        hot = [s.channel for queue in tuple(metronome.hot) for s in tuple(metronome.subscriptions.get(queue, ()))]
         if self._settled or not all(channel.nearly_full() for channel in hot):
             self._settled = False
             metronome.send_claim()

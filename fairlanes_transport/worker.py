@@ -8,17 +8,21 @@ It is part of a worker's consumer only if the worker's broker is of this transpo
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from billiard.einfo import ExceptionWithTraceback
 from billiard.pool import RUN as POOL_RUN
 from celery import bootsteps
 from celery.exceptions import Reject, TaskRevokedError
 from celery.worker import state
 from kombu.message import Message
+from kombu.utils.encoding import safe_repr, safe_str
 
 from . import control, tenancy
 from .errors import connection_errors, unreachable
@@ -86,9 +90,8 @@ class Run:
             if self.accepted and not self.lease.ended:
                 self.lease.spent_ms = max(1, round(self._seconds(*args) * 1000))
             self.lease.ended = True
-            failure = _failure(*args)
-            if failure is not None:
-                self.lease.reason = failure
+            with contextlib.suppress(Exception):  # an exception of the user's may do anything when it is looked at
+                self.lease.reason = _failure(*args) or self.lease.reason
             try:
                 return callback(*args, **kwargs) if callback else None
             finally:
@@ -128,10 +131,11 @@ def _failure(*reply: Any) -> str | None:
         failed, told, _ = told
         told = told if failed else None
     exc = getattr(told, "exception", None)
-    exc = getattr(exc, "exc", exc)  # billiard wraps what comes from a child
+    if isinstance(exc, ExceptionWithTraceback):
+        exc = exc.exc
     if isinstance(exc, Reject):
-        return f"rejected: {exc.reason}" if exc.reason else None
-    return repr(exc) if isinstance(exc, BaseException) else None
+        return f"rejected: {safe_str(exc.reason)}" if exc.reason else None
+    return str(safe_repr(exc)) or type(exc).__name__ if isinstance(exc, BaseException) else None
 
 
 def _without_secrets(told: Any) -> Any:
@@ -151,6 +155,7 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, c: Any, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
         self.closing = False
+        self._acks: deque[Callable[[], Any]] = deque()
         if not self._is_ours(c):
             return
         # Task strategies take the pool's method when they are built, which is after this.
@@ -192,16 +197,28 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """
 
         def soon_or_now(callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            acks = isinstance(getattr(callback, "__self__", None), Message)
-            if not acks or not (self.closing or c.hub is None):
+            if not isinstance(getattr(callback, "__self__", None), Message):
                 return call_soon(callback, *args, **kwargs)
-            try:
-                callback(*args, **kwargs)
-            except Exception:
-                logger.exception("cannot settle a message")
+            self._acks.append(functools.partial(callback, *args, **kwargs))
+            if c.hub is None or self.closing or _stops():
+                self._run_acks()
+            else:
+                call_soon(self._run_acks)
             return callback
 
         return soon_or_now
+
+    def _run_acks(self) -> None:
+        """Run those that wait, in their order; from any thread."""
+        while True:
+            try:
+                ack = self._acks.popleft()
+            except IndexError:
+                return
+            try:
+                ack()
+            except Exception:
+                logger.exception("cannot settle a message")
 
     def stop(self, c: Any) -> None:
         """Nothing to stop."""
@@ -216,6 +233,7 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def close(self, c: Any) -> None:
         """The shutdown begins: hand back what has not started, now, and not when the pool has drained."""
         self.closing = True
+        self._run_acks()  # the loop will not
         connection = c.connection
         if connection is None or connection._transport is None:
             return
@@ -227,6 +245,11 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.debug("cannot send what was on its way: %s", exc)
         for channel in list(connection._transport.channels):
             channel.qos.restore_unacked()
+
+
+def _stops() -> bool:
+    """Whether the worker was told to end: its loop may have turned for the last time."""
+    return any(flag is not None and flag is not False for flag in (state.should_stop, state.should_terminate))
 
 
 def _watching(pool: Any) -> Callable[..., Any]:

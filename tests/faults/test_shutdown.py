@@ -139,6 +139,23 @@ def test_finished_tasks_are_acked_while_the_pool_drains(site: Callable[..., Site
     assert [here.total(name) for name in ("acked", "released", "expired", "rejected")] == [2, 0, 0, 0]
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_task_that_ends_as_the_shutdown_begins_is_acked(site: Callable[..., Site], pool: str) -> None:
+    """Its end is the last thing that the loop hears of before it stops turning."""
+    here = site(lease_seconds=30)
+    worker = here.worker("--without-mingle", pool=pool, concurrency=2, prefetch=1)
+    here.send("late", 0, 1.5)
+    here.send("late", 1, 7)
+    wait_done(here.server, 2, 20, "started")
+    time.sleep(1.2)  # the loop sees a signal with its next event
+    worker.send(signal.SIGTERM)
+    wait_for(lambda: here.ends() == {0: 1}, 10, "the first end")
+    wait_for(lambda: here.sizes()[1] == 1, 3.5, "its ack")
+    assert here.ends() == {0: 1}
+    worker.wait(20)
+    assert (here.starts(), here.sizes()) == ({0: 1, 1: 1}, (0, 0, 0, 0))
+
+
 @pytest.mark.parametrize("reconnect", [False, True])
 def test_the_task_of_a_solo_worker_that_ends_is_acked(site: Callable[..., Site], reconnect: bool) -> None:
     here = site(lease_seconds=30)

@@ -186,3 +186,11 @@ def test_what_fails_together_does_not_come_back_together(bench: Bench) -> None:
     assert len(set(times)) > 20
     assert all(T0 + 500 <= t <= T0 + 1_000 for t in times)
     assert max(b - a for a, b in itertools.pairwise(times)) < 300
+
+
+def test_a_reason_may_be_any_text(bench: Bench) -> None:
+    """Of an exception that somebody else wrote: what is no UTF-8 is replaced, and what is long is cut."""
+    bench.put("t")
+    [message] = bench.claim()
+    bench.store.reject(bench.queue, message.fence, requeue=False, reason="name \ud800" + "x" * 5000)
+    assert bench.client.hget(bench.key("reasons"), "t") == b"name ?" + b"x" * 994

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.einfo import ExceptionWithTraceback
 from billiard.pool import RUN
+from celery.exceptions import Reject
 
-from fairlanes_transport.worker import _keeping_written
+from fairlanes_transport.worker import _failure, _keeping_written
 
 
 class Job:
@@ -85,3 +87,37 @@ def test_what_a_dead_child_had_got_is_handed_back(processes: SimpleNamespace) ->
 def test_a_pool_that_is_gone_has_nothing_to_flush() -> None:
     """After an error that ends the worker, Celery flushes what it has terminated."""
     _keeping_written(SimpleNamespace(_pool=None), pytest.fail)()
+
+
+class Silent(Exception):
+    """One that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+def info(exc: BaseException) -> SimpleNamespace:
+    """As the pool hands a failure to its callbacks."""
+    return SimpleNamespace(exception=exc)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ((), None),
+        ((None,), None),
+        (((0, "a result", 0.1),), None),
+        ((info(ValueError("bad")),), "ValueError('bad')"),
+        (((1, info(ValueError("bad")), 0.1),), "ValueError('bad')"),
+        ((info(ExceptionWithTraceback(ValueError("bad"), "")),), "ValueError('bad')"),
+        ((info(Reject("not now", requeue=False)),), "rejected: not now"),
+        ((info(Reject()),), None),
+    ],
+)
+def test_the_reason_of_a_failure(reply: tuple[Any, ...], reason: str | None) -> None:
+    assert _failure(*reply) == reason
+
+
+def test_a_failure_that_cannot_be_shown_has_a_reason_all_the_same() -> None:
+    assert "Silent" in (_failure(info(Silent())) or "")
+    assert _failure(info(Reject(Silent(), requeue=False)))
