@@ -179,7 +179,7 @@ def test_messages_that_wait_for_their_time_over_a_reconnect_and_a_shutdown(
     n = 20
     worker = here.worker("--without-mingle", pool=pool, concurrency=1, prefetch=4)
     here.sender.app.conf.broker_transport_options = {"eta_in_broker": False}
-    due = time.time() + 6
+    due = time.time() + 12  # two workers start meanwhile, on a busy machine
     for i in range(n):
         here.send("late", i, countdown=due - time.time())
     wait_for(lambda: here.sizes() == (0, n, 0, 0), 5, "held by the worker")
@@ -190,7 +190,7 @@ def test_messages_that_wait_for_their_time_over_a_reconnect_and_a_shutdown(
     here.worker("--without-mingle", pool=pool, concurrency=1, prefetch=4)
     wait_for(lambda: here.sizes() == (0, n, 0, 0), 5, "held by the other")
     assert time.time() < due
-    done = wait_done(here.server, n, 12)
+    done = wait_done(here.server, n, 20)
     wait_for(lambda: here.sizes() == (0, 0, 0, 0), 5, "the acks")
     assert here.starts() == dict.fromkeys(range(n), 1)
     assert all(due - 0.1 <= each["t"] < due + 2 for each in done)
