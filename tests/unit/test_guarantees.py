@@ -17,7 +17,7 @@ ROWS = [
 ]
 
 
-def tests_of(path: str) -> set[str]:
+def functions_in(path: str) -> set[str]:
     """Return the names of the test functions in a file of ``tests/``."""
     tree = ast.parse((ROOT / "tests" / path).read_text("utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
@@ -31,4 +31,4 @@ def test_each_row_names_tests_that_exist(line: int, promise: str, shown_by: str)
     for name in named:
         path, _, function = name.partition("::")
         assert (ROOT / "tests" / path).is_file(), name
-        assert not function or function.partition("[")[0] in tests_of(path), name
+        assert not function or function.partition("[")[0] in functions_in(path), name
