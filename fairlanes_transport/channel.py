@@ -146,6 +146,7 @@ class Channel(virtual.Channel):
             "priority": self._get_message_priority(message),
             "due_ms": due,
             "cost": _cost(headers),
+            "admit": tenancy.sent_by_a_task(headers),
         }
         try:
             self._transport.publisher.enqueue(queue, must_exist=bool(bound_to), **arguments)
@@ -196,7 +197,9 @@ class Channel(virtual.Channel):
         self._transport.queue_ends[queue] = expires
         if not expires:
             _warn_of_ignored(queue, arguments)
-        defaults = {**self._transport.lane_defaults, **_lane_defaults(queue, arguments)}
+        # What the options say of lanes is meant for tenants: a queue with an end, such as a reply queue, has none.
+        general = {} if expires else self._transport.lane_defaults
+        defaults = {**general, **_lane_defaults(queue, arguments)}
         if self._transport.declare_queue(queue, expires, durable=not expires, defaults=defaults):
             # If it was there before, its bindings have ended with it: kombu must not take them for made.
             self.state.queue_bindings_delete(queue)

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import keys, scripts
+from .errors import LaneFull, QueueAbsent
 
 
 class WillPark(IntEnum):
@@ -230,17 +231,25 @@ class Store:
         due_ms: int = 0,
         cost: float = 1.0,
         must_exist: bool = False,
+        admit: bool = False,
     ) -> bool:
         """Store a message; False: its tag is known, nothing was done.
+
+        Args:
+            admit: let it in though the lane is full.
 
         Raises:
             LaneFull: the lane holds ``max_size`` ready messages.
             QueueAbsent: with `must_exist`, the queue is not there.
             ServerFull: the server has no memory left.  In each case nothing was stored.
         """
-        return bool(
-            self._run("enqueue", queue, self._now(), tag, lane, priority, due_ms, cost, int(must_exist), envelope, body)
-        )
+        numbers = (priority, due_ms, cost, int(must_exist), int(admit))
+        try:
+            return bool(self._run("enqueue", queue, self._now(), tag, lane, *numbers, envelope, body))
+        except LaneFull as exc:
+            raise LaneFull(lane=lane, queue=queue, size=exc.size, max_size=exc.max_size) from exc.__cause__
+        except QueueAbsent as exc:
+            raise QueueAbsent(f"queue {queue!r} does not exist") from exc.__cause__
 
     def claim(
         self,

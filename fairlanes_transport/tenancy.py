@@ -86,6 +86,8 @@ _scope: ContextVar[_Scope | None] = ContextVar("fairlanes_tenant", default=None)
 #: thread with a copy of the task's context (``asyncio.to_thread``), in the worker's main process. Set by the
 #: worker.
 carried: ContextVar[Any] = ContextVar("fairlanes_task_tenant", default=UNSET)
+#: This context works for a task, of whatever tenant. Set by the worker, like `carried`.
+at_work: ContextVar[bool] = ContextVar("fairlanes_at_work", default=False)
 
 
 def set_tenant(name: Any) -> Token:
@@ -376,6 +378,15 @@ def _implied(headers: dict[str, Any], properties: Mapping[str, Any], options: Op
     if value is UNSET and options.tenant_of is not None:
         value = _derived(headers, properties, options)
     return value
+
+
+def sent_by_a_task(headers: Mapping[str, Any]) -> bool:
+    """Return whether a task sends this message: in its own code, or as its retry, callback or errback.
+
+    Celery notes the task that sends in ``parent_id``, also where the worker's main process speaks for it, and counts
+    ``retries``.  To refuse such a message would lose work that has begun.
+    """
+    return bool(headers.get("parent_id") or headers.get("retries") or at_work.get() or _running())
 
 
 def _is_celerys_own(headers: Mapping[str, Any]) -> bool:

@@ -72,6 +72,7 @@ def _on_prerun(task_id: str, task: Any, **kwargs: Any) -> None:
     """A task begins, in this thread; in a prefork pool the child has not seen its message before."""
     name = _tenant_of_running(0, task)
     tenancy.carried.set(name)
+    tenancy.at_work.set(True)
     if name is not UNSET and name is not None:
         tenancy.recent.put(task_id, str(name))
 
@@ -79,6 +80,7 @@ def _on_prerun(task_id: str, task: Any, **kwargs: Any) -> None:
 def _on_postrun(task: Any, **kwargs: Any) -> None:
     """It ends; what goes on is the eager task's caller, or nothing."""
     tenancy.carried.set(_tenant_of_running(1, task))
+    tenancy.at_work.set(len(tenancy._running()) > 1)
     tenancy.leave_forgotten()
 
 

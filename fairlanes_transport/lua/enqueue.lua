@@ -11,8 +11,9 @@
 -- ARGV[5]  due         ms since the epoch; 0 = at once
 -- ARGV[6]  cost        what a claim charges the lane; > 0
 -- ARGV[7]  must_exist  1: refuse if the queue was never declared or has expired
--- ARGV[8]  envelope    JSON
--- ARGV[9]  body        bytes
+-- ARGV[8]  admit       1: let it in though the lane is full: a running task sends it
+-- ARGV[9]  envelope    JSON
+-- ARGV[10]  body       bytes
 -- RETURNS  1 stored, 0 known already
 -- ERRORS   FLARG an argument is empty, no number or out of range; FLFULL the lane holds max_size ready messages;
 --          FLABSENT no such queue (must_exist)
@@ -38,15 +39,15 @@ if redis.call('HEXISTS', K.message, tag) == 1 or redis.call('ZSCORE', K.finished
 end
 local q = queue_state()
 local max_size = lane_settings(q, lane).max_size
-if max_size then
+if max_size and ARGV[8] ~= '1' then
   local size = redis.call('ZCARD', K.ready .. lane)
   if size >= max_size then
     return redis.error_reply(string.format('FLFULL %.0f %.0f', size, max_size))
   end
 end
 
-redis.call('HSET', K.body, tag, ARGV[9])
-redis.call('HSET', K.envelope, tag, ARGV[8])
+redis.call('HSET', K.body, tag, ARGV[10])
+redis.call('HSET', K.envelope, tag, ARGV[9])
 local r = {
   attempt = 0, failures = 0, priority = priority, score = 0, cost = cost, born = now,
   slot = false, token = '-', lane = lane,

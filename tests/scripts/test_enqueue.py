@@ -200,3 +200,12 @@ def test_a_body_is_bytes(bench: Bench, body: bytes) -> None:
     bench.check()
     (claimed,) = bench.claim()
     assert (claimed.body, claimed.envelope) == (body, envelope)
+
+
+def test_what_is_admitted_ignores_max_size(bench: Bench) -> None:
+    bench.configure("a", max_size=1)
+    bench.put("t")
+    assert bench.put("u", admit=True)
+    with pytest.raises(LaneFull) as full:
+        bench.put("v")
+    assert (full.value.lane, full.value.queue) == ("a", "q")
