@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from .errors import QueueAbsent as QueueAbsent
     from .errors import ServerFull as ServerFull
     from .errors import TenantError as TenantError
+    from .lanes import Lanes as Lanes
     from .logs import TenantFilter as TenantFilter
+    from .tasks import attempt as attempt
+    from .tasks import delivery as delivery
+    from .tasks import throttle as throttle
     from .tenancy import current_tenant as current_tenant
     from .tenancy import reset_tenant as reset_tenant
     from .tenancy import set_tenant as set_tenant
@@ -52,12 +56,14 @@ _EXPORTS = {
 __all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker that sees it takes any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _EXPORTS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -112,6 +112,8 @@ class Channel(virtual.Channel):
 
     def _inplace_augment_message(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
         properties = message["properties"]
+        # A message that is published again still says how its last broker stored it; `celery migrate` sends it so.
+        properties.pop("body_encoding", None)
         if not isinstance(properties.get("delivery_tag"), PublishTag):
             properties["delivery_tag"] = PublishTag(uuid4().hex)
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)

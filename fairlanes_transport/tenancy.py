@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from . import on_commit
 from .envelope import tenant_name
 from .errors import FairlanesError, TenantError
 from .options import TENANT_HEADER, Options
@@ -101,6 +103,7 @@ def set_tenant(name: Any) -> Token:
     Raises:
         TenantError: `name` cannot be the name of a lane.
     """
+    on_commit.install(_bound)
     checked = None if name is None else tenant_name(name)
     running = _running()
     before = _scope.get()
@@ -143,6 +146,20 @@ def tenant(name: Any) -> Iterator[str | None]:
         yield token._scope.tenant
     finally:
         reset_tenant(token)
+
+
+def _bound(function: Any) -> Any:
+    """Return `function` so that it runs in the block that is in force now; as it is where none is."""
+    value = _entered(_running())
+    if value is UNSET or not callable(function):
+        return function
+
+    @functools.wraps(function, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=())
+    def run() -> Any:
+        with tenant(value):
+            return function()
+
+    return run
 
 
 def current_tenant() -> str | None:

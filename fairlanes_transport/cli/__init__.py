@@ -7,8 +7,11 @@ alone, and a subcommand's module only when that subcommand is run or listed: add
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
+
+from .. import __version__
 
 COMMANDS = {
     "cancel": "fairlanes_transport.cli.commands:cancel",
@@ -61,7 +64,16 @@ else:
             command: click.Command = getattr(importlib.import_module(module), attribute)
             return command
 
-    @click.group(name="fairlanes", cls=_LazyGroup)
+        def resolve_command(
+            self, ctx: click.Context, args: list[str]
+        ) -> tuple[str | None, click.Command | None, list[str]]:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=3)
+            if near and args[0] not in COMMANDS and not ctx.resilient_parsing:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?")
+            return super().resolve_command(ctx, args)
+
+    @click.group(name="fairlanes", cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+    @click.version_option(__version__, prog_name="fairlanes-transport")
     @click.option(
         "-b",
         "--broker",

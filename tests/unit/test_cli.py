@@ -9,6 +9,7 @@ import sys
 
 from click.testing import CliRunner
 
+from fairlanes_transport import __version__
 from fairlanes_transport.cli import fairlanes
 from tests.harness import ROOT
 
@@ -54,3 +55,16 @@ def test_the_demo_without_the_embedded_server_says_what_to_install() -> None:
     assert ran.returncode == 1
     assert "pip install 'fairlanes-transport[embedded]'" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_version_short_help_and_module() -> None:
+    assert __version__ in CliRunner().invoke(fairlanes, ["--version"]).output
+    assert "demo" in CliRunner().invoke(fairlanes, ["-h"]).output
+    assert CliRunner().invoke(fairlanes, ["lanes", "-h"]).exit_code == 0
+    command = [sys.executable, "-m", "fairlanes_transport", "--version"]
+    assert __version__ in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_misspelt_command_is_answered_with_the_right_one() -> None:
+    result = CliRunner().invoke(fairlanes, ["lane"])
+    assert (result.exit_code, "Did you mean lanes" in result.output) == (2, True)
