@@ -24,6 +24,8 @@ FAILED, USAGE, UNREACHABLE = 1, 2, 3
 #: Environment variables that name the broker, the first that is set.
 VARIABLES = ("FAIRLANES_BROKER", "CELERY_BROKER_URL")
 _COMPLETIONS = 100
+#: What was given after the command, in the context's shared ``meta``.
+_BROKER, _OPTION = f"{__name__}.broker", f"{__name__}.option"
 
 
 class Unreachable(click.ClickException):
@@ -39,9 +41,11 @@ def broker_of(ctx: click.Context) -> tuple[Any, dict[str, Any]]:
         click.UsageError: none of them names a broker.
     """
     group = _group_params(ctx)
-    options = dict(_option(text) for text in group.get("option") or ())
-    if group.get("broker"):
-        return group["broker"], options
+    given = (*(group.get("option") or ()), *ctx.meta.get(_OPTION, ()))
+    options = dict(_option(text) for text in given)
+    broker = ctx.meta.get(_BROKER) or group.get("broker")
+    if broker:
+        return broker, options
     app = getattr(ctx.find_root().obj, "app", None) or getattr(ctx.obj, "app", None)
     if app is not None and (app.conf.broker_write_url or app.conf.broker_url):
         return app, options
@@ -49,6 +53,24 @@ def broker_of(ctx: click.Context) -> tuple[Any, dict[str, Any]]:
         if os.environ.get(name):
             return os.environ[name], options
     raise click.UsageError(f"no broker: give -b URL, celery -A APP, or set {' or '.join(VARIABLES)}")
+
+
+def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Take ``-b`` and ``-o`` after the name of the command too; there they win over those before it."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value:
+            ctx.meta[_BROKER if param.name == "broker" else _OPTION] = value
+
+    broker = click.option(
+        "-b", "--broker", metavar="URL", expose_value=False, callback=keep, help="The broker."
+    )  # fmt: skip
+    option = click.option(
+        "-o", "--option", metavar="NAME=VALUE", multiple=True, expose_value=False, callback=keep,
+        help="One of broker_transport_options.",
+    )  # fmt: skip
+    decorated: Callable[..., Any] = broker(option(command))
+    return decorated
 
 
 def _group_params(ctx: click.Context) -> dict[str, Any]:
@@ -97,7 +119,7 @@ def steering(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], cli
                 fail(exc)
             ctx.exit(code or 0)
 
-        made = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(run)
+        made = broker_options(click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(run))
         command: click.Command = click.command(name, **attributes)(made)
         return command
 

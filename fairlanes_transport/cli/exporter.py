@@ -8,7 +8,7 @@ import threading
 import click
 
 from ..errors import OptionError
-from .base import broker_of, complete_queue, fail
+from .base import broker_of, broker_options, complete_queue, fail
 
 
 @click.command("exporter")
@@ -22,6 +22,7 @@ from .base import broker_of, complete_queue, fail
     "--top", type=click.IntRange(0, 1000), default=20, show_default=True, metavar="K",
     help="Name the K longest lanes of each queue; the others are summed up.",
 )  # fmt: skip
+@broker_options
 @click.pass_context
 def exporter(ctx: click.Context, port: int, host: str, queues: tuple[str, ...], top: int) -> None:
     """Serve metrics of queues and lanes for Prometheus at /metrics, until interrupted.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..addresses import Address
+from ..addresses import SCHEMES, Address
 from ..connections import Link
 from ..errors import OptionError
 from ..options import Options
@@ -38,6 +38,9 @@ def reach(broker: Any, options: dict[str, Any]) -> tuple[Caller, str]:
 
 def _addresses(connection: Any, settings: Options) -> list[Address]:
     """The brokers of a kombu connection, in its order."""
+    scheme = connection.transport_cls
+    if isinstance(scheme, str) and scheme not in SCHEMES and not set(scheme) & set(".:"):
+        raise OptionError(f"the broker is {scheme}://, which has no lanes: give a fairlanes:// or redis:// URL")
     first = Address.from_conninfo(connection, settings)
     if first.kind == "sentinel":
         return [first]

@@ -11,8 +11,9 @@ from celery import Celery
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from fairlanes_transport import Lanes, OptionError
 from fairlanes_transport.cli import fairlanes
-from tests.harness import ROOT
+from tests.harness import ROOT, Server
 from tests.unit.rig import Command, bury
 
 # seeing
@@ -201,6 +202,7 @@ def test_as_a_command_of_celery(command: Command) -> None:
 import sys
 from celery import Celery
 from celery.bin.celery import celery
+from fairlanes_transport import Lanes, OptionError
 from fairlanes_transport.cli import fairlanes
 app = Celery(broker={command.url!r})
 sys.modules["theapp"] = sys.modules["__main__"]
@@ -230,3 +232,21 @@ def test_the_shell_completes_queues_and_tenants(command: Command) -> None:
     assert completed("redrive", "q", "--tenant", "b") == ["bolt"]
     assert completed("set", "q", "a", url="fairlanes://127.0.0.1:1") == []
     assert "doctor" in completed("do")
+
+
+# which broker
+
+
+def test_the_broker_may_stand_on_either_side_of_the_command(server: Server) -> None:
+    Lanes(server.url("fairlanes"), global_keyprefix="p:").declare("prefixed")
+    at = ["-b", server.url("fairlanes"), "-o", "global_keyprefix=p:"]
+    for line in ([*at, "lanes"], ["lanes", *at], [*at[:2], "lanes", *at[2:]], ["-b", "nonsense", "lanes", *at]):
+        result = CliRunner().invoke(fairlanes, [*line, "--json"])
+        assert result.exit_code == 0, result.output
+        assert [q["queue"] for q in json.loads(result.stdout)["queues"]] == ["prefixed"]
+
+
+def test_an_app_on_another_broker_is_refused(server: Server) -> None:
+    app = Celery("proj", broker=f"amqp://127.0.0.1:{server.port}", set_as_current=False)
+    with pytest.raises(OptionError, match="amqp://, which has no lanes"):
+        Lanes(app)
