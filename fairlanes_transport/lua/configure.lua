@@ -13,7 +13,7 @@
 -- RETURNS  number of settings that the lane has now
 -- ERRORS   FLARG a field is unknown, or a value out of range; nothing was changed
 -- COST     O(log n) of the ring
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 local function number(low, high, whole)
   return function(text)

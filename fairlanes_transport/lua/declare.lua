@@ -8,7 +8,7 @@
 -- RETURNS  1 the queue is new, 0 it was there
 -- ERRORS   none
 -- COST     O(number of defaults); when one has changed, O(log n) for each of at most 1,000 lanes
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 begin_writes()
 local existed = redis.call('EXISTS', K.queue)
