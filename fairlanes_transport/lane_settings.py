@@ -7,6 +7,8 @@ from typing import Any, Final
 from .errors import OptionError
 from .options import parse_rate
 
+#: Least and most that a message may cost its lane, in turns; as ``enqueue.lua`` has them.
+COSTS: Final = (0.01, 1000)
 #: What can be set of a lane.
 SETTINGS: Final = ("weight", "limit", "rate", "burst", "max_size", "paused")
 #: Setting -> least, most, whether it is whole.

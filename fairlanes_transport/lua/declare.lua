@@ -7,18 +7,21 @@
 -- ARGV[4]  value
 -- RETURNS  1 the queue is new, 0 it was there
 -- ERRORS   none
--- COST     O(number of defaults); when one has changed, O(log n) for each of at most 1,000 lanes
---@include clock record settings ring wake
+-- COST     O(number of defaults); when one has changed, O(log n) for each of at most 100 lanes; claims go on
+--@include clock record settings ring wake walk
 
 begin_writes()
 local existed = redis.call('EXISTS', K.queue)
 local changed = (redis.call('HGET', K.queue, 'expires') or '0') ~= ARGV[2]
 redis.call('HSET', K.queue, 'expires', ARGV[2])
-local replaced = false
+-- Default -> what the lanes' places have to follow; the strongest counts.
+local KINDS = { max_size = '', weight = 'turns', fairness = 'anew' }
+local kind
 for i = 3, #ARGV, 2 do
   local old = redis.call('HGET', K.queue, ARGV[i])
   if (old or '') ~= ARGV[i + 1] then
-    replaced = true
+    local wanted = KINDS[ARGV[i]] or 'place'
+    if wanted ~= '' and kind ~= 'anew' and not (wanted == 'place' and kind) then kind = wanted end
     if ARGV[i + 1] == '' then
       redis.call('HDEL', K.queue, ARGV[i])
     else
@@ -26,10 +29,12 @@ for i = 3, #ARGV, 2 do
     end
   end
 end
+-- What lanes have paid stays written when lanes are charged by messages again.
+if kind == 'anew' then redis.call('HSET', K.queue, 'costs', '1') end
 local q = queue_state()
-if replaced then
-  local now = now_ms(ARGV[1])
-  for _, lane in ipairs(redis.call('ZRANGE', K.lanes, 0, 999)) do place(q, lane, now) end
+if kind and redis.call('EXISTS', K.lanes) == 1 then
+  begin_walk(q, kind)
+  walk_on(q, now_ms(ARGV[1]))
   rearm(q)
 end
 touch(q, changed)

@@ -10,9 +10,9 @@
 begin_writes()
 if ARGV[1] == '1' and redis.call('HLEN', K.message) > redis.call('ZCARD', K.dead) then return -1 end
 local pieces = {
-  { K.lanes, { K.ready, K.flight, K.throttle, K.bucket, K.work } },
-  { K.waiting, { K.throttle, K.bucket, K.work } },
-  { K.configured, { K.settings, K.throttle, K.bucket, K.work } },
+  { K.lanes, { K.ready, K.flight, K.throttle, K.allowed, K.work } },
+  { K.waiting, { K.throttle, K.allowed, K.work } },
+  { K.configured, { K.settings, K.throttle, K.allowed, K.work } },
 }
 for _, piece in ipairs(pieces) do
   local lanes = redis.call('ZRANGE', piece[1], 0, 99)
@@ -22,6 +22,6 @@ for _, piece in ipairs(pieces) do
   end
   if #lanes == 100 then return 0 end
 end
-redis.call('UNLINK', K.queue, K.totals, K.ring, K.waiting, K.lanes, K.configured, K.message, K.envelope,
+redis.call('UNLINK', K.queue, K.totals, K.ring, K.kept, K.reserved, K.waiting, K.lanes, K.configured, K.message, K.envelope,
   K.body, K.leases, K.delayed, K.dead, K.reasons, K.finished, K.wake)
 return 1

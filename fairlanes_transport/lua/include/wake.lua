@@ -54,9 +54,11 @@ local function keep_time(q, consumer, will_park, now)
   return next_at - now
 end
 
--- rearm(q): make the token present if and only if there is need; returns 1 if there is.
+-- rearm(q): what a script ends with. The ring's state is saved, and the token is present if and only if there is need;
+-- returns 1 if there is.
 local function rearm(q)
-  local need = not q.paused and (redis.call('EXISTS', K.ring) == 1
+  save_ring(q)
+  local need = not q.paused and (q.walk or redis.call('EXISTS', K.ring) == 1
     or (not q.keeper and not q.timeless and redis.call('EXISTS', K.delayed, K.waiting) > 0))
   local armed = redis.call('EXISTS', K.wake) == 1
   if need and not armed then
@@ -76,7 +78,7 @@ local function touch(q, changed)
   local left = redis.call('PTTL', K.queue)
   local move = changed or left < q.expires
   if move then left = math.ceil(q.expires * 1.05) end
-  local keys = { K.totals, K.ring, K.waiting, K.lanes, K.configured, K.message, K.envelope, K.body, K.leases,
+  local keys = { K.totals, K.ring, K.kept, K.reserved, K.waiting, K.lanes, K.configured, K.message, K.envelope, K.body, K.leases,
     K.delayed, K.dead, K.reasons, K.finished, K.wake }
   local function add(lane)
     for _, kind in ipairs({ K.ready, K.flight, K.settings }) do keys[#keys + 1] = kind .. lane end
