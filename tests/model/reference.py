@@ -62,8 +62,8 @@ class Reference:
         free = len(self.tags("leased", "slot", lane=lane)) < self.setting(lane, "limit", inf)
         ready = self.tags("ready", lane=lane)
         servable = ready if free and not self.setting(lane, "paused") else []
-        if servable and self.setting(lane, "rate") and len(servable) == 1:
-            self.allowed[lane] = self.next_start(lane, now, idle=True)
+        if servable and self.setting(lane, "rate"):
+            self.allowed[lane] = self.next_start(lane, now, idle=len(servable) == 1)
         until = self.held_until(lane, now)
         self.waiting.pop(lane, None)
         if not servable or until > now:

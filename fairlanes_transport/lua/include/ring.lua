@@ -171,7 +171,8 @@ local function place(q, lane, now, off)
   local ready = redis.call('ZCARD', K.ready .. lane)
   local flight = (s.limit or ready == 0) and redis.call('SCARD', K.flight .. lane) or 0
   local servable = ready > 0 and not s.paused and not (s.limit and flight >= s.limit)
-  if servable and s.rate and ready == 1 then save_start(s, lane, next_start(s, lane, now, true), now) end
+  -- Saved, as a bound that follows a clock that has stepped back would hold the lane until the clock is there again.
+  if servable and s.rate then save_start(s, lane, next_start(s, lane, now, ready == 1), now) end
   local blocked = servable and blocked_until(s, lane, now)
   local tag = not off and tonumber(redis.call('ZSCORE', K.ring, lane))
   if servable and not blocked then
