@@ -18,7 +18,7 @@ from . import envelope, tenancy
 from .envelope import EnvelopeError, eta_ms, tenant_name
 from .errors import OptionError, QueueAbsent, unreachable
 from .keeper import Lease
-from .lane_settings import checked_settings
+from .lane_settings import checked_defaults
 from .metronome import Subscription
 from .qos import QoS
 from .store import Claimed
@@ -446,11 +446,8 @@ def _expires(queue: str, arguments: dict[str, Any]) -> int:
 def _lane_defaults(queue: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The defaults of a queue's lanes that its arguments set, as the server stores them."""
     given = {name: arguments[x] for x, name in LANE_ARGUMENTS.items() if arguments.get(x) is not None}
-    fairness = {"fairness": given.pop("fairness")} if "fairness" in given else {}
-    if fairness.get("fairness", "count") not in ("count", "time"):
-        raise OptionError(f"queue {queue!r}: x-fairness is {fairness['fairness']!r}; it is 'count' or 'time'")
     try:
-        return {**checked_settings(given), **fairness}
+        return checked_defaults(given)
     except OptionError as exc:
         raise OptionError(f"queue {queue!r}: {exc}") from exc
 

@@ -48,9 +48,7 @@ class Fanout:
     def __init__(self, link: Link, options: Options, db: int) -> None:
         self.link = link
         self.options = options
-        prefix = options.fanout_prefix
-        plain = prefix if isinstance(prefix, str) else "/{db}." if prefix else ""
-        self._topic_prefix = options.global_keyprefix + plain.format(db=db)
+        self._topic_prefix = options.global_keyprefix + options.fanout_keyprefix(db)
         self.connection: Connection | None = None
         self._subscribers: dict[str, list[Deliver]] = {}
         #: when (monotonic) something came last, and how long after what came before

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
+from .bounds import CHOICES, MAY_BE_NONE, NUMBERS, OF_A_LANE, OF_A_QUEUE
 from .errors import OptionError
 from .options import parse_rate
 
 #: What can be set of a lane.
-SETTINGS: Final = ("weight", "limit", "rate", "burst", "max_size", "paused")
-#: Setting -> least, most, whether it is whole.
-_NUMBERS: Final = {
-    "weight": (0.001, 1000, False),
-    "limit": (1, 10**9, True),
-    "burst": (1, 10**9, False),
-    "max_size": (1, 10**9, True),
-}
+SETTINGS: Final = OF_A_LANE
 
 
 def unknown_setting(name: str) -> OptionError:
@@ -23,32 +18,38 @@ def unknown_setting(name: str) -> OptionError:
     return OptionError(f"unknown setting {name!r}: a lane has {', '.join(SETTINGS)}")
 
 
-def checked_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Settings as the store takes them.
+def checked_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a lane as the store takes them.
 
     Raises:
         OptionError: one is unknown, or out of range.
     """
-    return {name: _checked(name, value) for name, value in given.items()}
+    return {name: _checked(name, value, OF_A_LANE) for name, value in given.items()}
 
 
-def _checked(name: str, value: Any) -> Any:
-    if name not in SETTINGS:
+def checked_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a queue says of all its lanes, as the store takes it.
+
+    Raises:
+        OptionError: a default is unknown, or out of range.
+    """
+    return {name: _checked(name, value, OF_A_QUEUE) for name, value in given.items()}
+
+
+def _checked(name: str, value: Any, known: tuple[str, ...]) -> Any:
+    if name not in known:
         raise unknown_setting(name)
-    if value is None or (value == "none" and name in ("limit", "rate", "max_size")):
+    if value is None or (value == "none" and name in MAY_BE_NONE):
+        return value
+    if name in CHOICES:
+        if value not in CHOICES[name]:
+            raise OptionError(f"{name} is {' or '.join(map(repr, CHOICES[name]))}, not {value!r}")
         return value
     if name == "paused":
         return bool(value)
     if name == "rate":
         rate = parse_rate(value)
         return f"{rate.count:.17g}/{rate.per_ms}"
-    return _number(name, value)
-
-
-def _number(name: str, value: Any) -> str:
-    low, high, whole = _NUMBERS[name]
-    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else float("nan")
-    if not low <= number <= high or (whole and number != int(number)):
-        kind = "a whole number" if whole else "a number"
-        raise OptionError(f"{name} is {kind} from {low:g} to {high:g}, not {value!r}")
-    return f"{number:.17g}"
+    if not NUMBERS[name].hold(value):
+        raise OptionError(f"{name} is {NUMBERS[name]}, not {value!r}")
+    return f"{value:.17g}"

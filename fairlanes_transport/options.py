@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from . import keys
+from .bounds import CHOICES, NUMBERS, YEAR_SECONDS
 from .errors import OptionError
 
 logger = logging.getLogger(__name__)
@@ -65,12 +67,15 @@ def parse_rate(value: str | int | float) -> Rate:
     """Read a rate as Celery writes it: ``'100/m'``; a bare number is per second.
 
     Raises:
-        OptionError: it is not of that form, or not above zero.
+        OptionError: it is not of that form, not above zero, or out of bounds.
     """
     match = None if isinstance(value, bool) else _RATE.match(str(value))
     if match is None or float(match["count"]) <= 0:
         raise OptionError(f"rate {value!r} is not of the form '100/s', '100/m' or '100/h' with a number above zero")
-    return Rate(float(match["count"]), _UNIT_MS[match["unit"] or "s"])
+    rate = Rate(float(match["count"]), _UNIT_MS[match["unit"] or "s"])
+    if not NUMBERS["rate"].hold(rate.count / rate.per_ms):
+        raise OptionError(f"rate {value!r} is out of bounds: from one start in a year to a million in a second")
+    return rate
 
 
 Check = Callable[[Any], Any]
@@ -80,7 +85,7 @@ Check = Callable[[Any], Any]
 def _number(low: float, high: float | None = None, *, whole: bool = False, optional: bool = False) -> Check:
     """Make a check for a number between *low* and *high*, both included."""
     kind = "a whole number" if whole else "a number"
-    bounds = f"from {low:g} to {high:g}" if high is not None else f"of at least {low:g}"
+    bounds = f"from {low:.12g} to {high:.12g}" if high is not None else f"of at least {low:g}"
     must_be = f"must be {kind} {bounds}" + (" or None" if optional else "")
 
     def check(value: Any) -> Any:
@@ -94,6 +99,12 @@ def _number(low: float, high: float | None = None, *, whole: bool = False, optio
         return value if whole else float(value)
 
     return check
+
+
+def _of_lane(name: str, *, optional: bool = False) -> Check:
+    """Make a check for the number *name* of a lane."""
+    low, high, whole = NUMBERS[name]
+    return _number(low, high, whole=whole, optional=optional)
 
 
 def _instance(must_be: str, *types: type, optional: bool = False) -> Check:
@@ -138,10 +149,18 @@ def _callable(value: Any) -> Any:
 
 
 def _keyprefix(value: Any) -> str:
-    # The braces of a hash tag decide the Cluster slot: ours are around the queue.
-    if isinstance(value, str) and "{" not in value and "}" not in value:
-        return value
+    if isinstance(value, str):
+        return keys.check_prefix(value)
     raise ValueError("must be a string without braces")
+
+
+def _fanout_prefix(value: Any) -> bool | str:
+    # kombu's Redis transport formats it: any other brace would fail there, or mean something else.
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and not re.search("[{}]", value.replace("{db}", "")):
+        return value
+    raise ValueError("must be True, False or a string, with no braces in it but those of {db}")
 
 
 def _order(value: Any) -> Any:
@@ -195,7 +214,7 @@ class Options:
     )
     hung_loop_seconds: float = _option(
         HUNG_LOOP_SECONDS,
-        _number(1),
+        _number(1, YEAR_SECONDS),
         "Without a turn of the event loop for this long, and no task running on it, unstarted messages are "
         "no longer renewed and go to other workers.",
         unit="s",
@@ -216,52 +235,54 @@ class Options:
     )
 
     # lanes, where the queue does not say otherwise
-    lane_weight: float = _option(1.0, _number(0.001, 1000), "Share of a lane among the lanes of its queue.")
+    lane_weight: float = _option(1.0, _of_lane("weight"), "Share of a lane among the lanes of its queue.")
     lane_limit: int | None = _option(
         None,
-        _number(1, whole=True, optional=True),
+        _of_lane("limit", optional=True),
         "Most tasks of a lane in flight; None: no limit.",
         unit="tasks",
     )
     lane_rate: str | None = _option(
         None, _rate, "Most starts of a lane per time, as in `'100/s'`, `'100/m'`, `'100/h'`; None: no limit."
     )
-    lane_burst: int | None = _option(
+    lane_burst: float | None = _option(
         None,
-        _number(1, whole=True, optional=True),
+        _of_lane("burst", optional=True),
         "Starts that a rested lane may make at once under `lane_rate`; None: 1, so that starts are spread evenly.",
         unit="tasks",
     )
     lane_max_size: int | None = _option(
         None,
-        _number(1, whole=True, optional=True),
+        _of_lane("max_size", optional=True),
         "Most ready messages of a lane; a publish beyond it raises `LaneFull`. None: no limit.",
         unit="messages",
     )
     fairness: str = _option(
         "count",
-        _choice("count", "time"),
+        _choice(*CHOICES["fairness"]),
         "What a turn costs a lane: one per message (`'count'`), or worker time (`'time'`).",
     )
 
     # failures
     backoff_base: float = _option(
-        BACKOFF_BASE_SECONDS, _number(0), "Wait after the first failure of a message.", unit="s"
+        BACKOFF_BASE_SECONDS, _number(0, YEAR_SECONDS), "Wait after the first failure of a message.", unit="s"
     )
     backoff_factor: float = _option(BACKOFF_FACTOR, _number(1, 1000), "Growth of that wait with each further failure.")
-    backoff_max: float = _option(BACKOFF_MAX_SECONDS, _number(0), "Longest such wait.", unit="s")
+    backoff_max: float = _option(BACKOFF_MAX_SECONDS, _number(0, YEAR_SECONDS), "Longest such wait.", unit="s")
     max_failures: int = _option(
         MAX_FAILURES,
-        _number(0, whole=True),
+        _number(0, 10**9, whole=True),
         "Expiries and requeues after which a message becomes a dead letter; 0: never.",
     )
     dead_letter_max: int = _option(
         DEAD_LETTER_MAX,
-        _number(0, whole=True),
+        _number(0, 10**9, whole=True),
         "Dead letters kept per queue; the oldest go first.",
         unit="messages",
     )
-    dead_letter_ttl: float = _option(DEAD_LETTER_TTL_SECONDS, _number(1), "How long a dead letter is kept.", unit="s")
+    dead_letter_ttl: float = _option(
+        DEAD_LETTER_TTL_SECONDS, _number(1, 10 * YEAR_SECONDS), "How long a dead letter is kept.", unit="s"
+    )
     deadletter_queue: str | None = _option(
         None,
         _instance("a queue name", str, optional=True),
@@ -285,7 +306,7 @@ class Options:
     global_keyprefix: str = _option("", _keyprefix, "Put before every key and topic. Without braces.")
     fanout_prefix: bool | str = _option(
         True,
-        _instance("True, False or a string", bool, str),
+        _fanout_prefix,
         "Prefix of fanout topics: True for `/{db}.`, or a string; the same on every side.",
     )
     fanout_patterns: bool = _option(True, _flag, "Use routing keys as patterns in fanout exchanges.")

@@ -3,14 +3,15 @@
 A script is one file in ``lua/``.  Its header states what it does and, per line, ``KEYS``, ``ARGV``, ``RETURNS``,
 ``ERRORS`` and ``COST``; the line ``--@include a b`` names what it shares (``lua/include/``), once and in that
 order.  The keys are spelled by `fairlanes_transport.keys`: ``K.ring`` in Lua is the ring of the queue whose base
-is ``KEYS[1]``, ``K.ready .. lane`` the ready set of a lane.
+is ``KEYS[1]``, ``K.ready .. lane`` the ready set of a lane.  The tables of `fairlanes_transport.bounds` go to each
+script that uses them, under the same names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from . import keys
+from . import bounds, keys
 from .errors import ScriptError
 
 _INCLUDE = re.compile(r"^--@include (.+)$", re.MULTILINE)
@@ -90,7 +91,33 @@ def _prelude(code: str) -> str:
     unknown = [name for name in used if name not in keys.PARTS]
     if unknown:
         raise ScriptError(f"unknown key part K.{unknown[0]}; keys.py lists the parts")
-    return "local K = {{ {} }}".format(", ".join(f"{name} = KEYS[1] .. '{keys.PARTS[name]}'" for name in used))
+    spelled = "local K = {{ {} }}".format(", ".join(f"{name} = KEYS[1] .. '{keys.PARTS[name]}'" for name in used))
+    # One line, so that the lines of an error are counted alike in every script.
+    return " ".join([spelled, *(table for name, table in _tables().items() if re.search(rf"\b{name}\b", code))])
+
+
+@cache
+def _tables() -> dict[str, str]:
+    """The tables of `bounds`, by name, as Lua spells them."""
+
+    def names(among: Iterable[str]) -> dict[str, str]:
+        return dict.fromkeys(among, "true")
+
+    def spelled(entries: dict[str, str]) -> str:
+        return "{ " + ", ".join(f"{name} = {value}" for name, value in entries.items()) + " }"
+
+    numbers = {
+        name: f"{{ {low:.17g}, {high:.17g}, {str(whole).lower()} }}"
+        for name, (low, high, whole) in bounds.NUMBERS.items()
+    }
+    tables = {
+        "BOUNDS": numbers,
+        "CHOICES": {name: spelled(names(among)) for name, among in bounds.CHOICES.items()},
+        "MAY_BE_NONE": names(bounds.MAY_BE_NONE),
+        "OF_A_LANE": names(bounds.OF_A_LANE),
+        "OF_A_QUEUE": names(bounds.OF_A_QUEUE),
+    }
+    return {name: f"local {name} = {spelled(entries)}" for name, entries in tables.items()}
 
 
 @cache

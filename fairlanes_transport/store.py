@@ -191,13 +191,10 @@ class Store:
         self.prefix = keys.check_prefix(prefix)
         self.policy = policy or FailurePolicy()
         self.now = now
-        self._bases: dict[str, str] = {}
 
     def _base(self, queue: str) -> str:
-        base = self._bases.get(queue)
-        if base is None:
-            base = self._bases[queue] = keys.base(queue, self.prefix)
-        return base
+        # Not kept: an application may send to a reply queue per caller.
+        return keys.base(queue, self.prefix)
 
     def _run(self, script: str, queue: str, *args: Any) -> Any:
         return scripts.load(script).run(self.caller, self._base(queue), *args)

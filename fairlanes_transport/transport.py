@@ -31,7 +31,7 @@ from .durable import Confirming
 from .errors import BrokerUnavailable
 from .fanout import Bindings, Fanout, add
 from .keeper import Keeper, Lease
-from .lane_settings import checked_settings
+from .lane_settings import checked_defaults
 from .metronome import Metronome
 from .options import Options
 from .park import Park
@@ -244,8 +244,7 @@ def _lane_defaults(options: Options) -> dict[str, Any]:
         for name, field in _LANE_OPTIONS.items()
         if getattr(options, name) != getattr(unset, name)
     }
-    fairness = {"fairness": given.pop("fairness")} if "fairness" in given else {}
-    return {**checked_settings(given), **fairness}
+    return checked_defaults(given)
 
 
 #: Links whose server has been looked at.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -160,11 +161,13 @@ start_option = click.option("--start", type=click.IntRange(0), default=0, metava
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses and bytes as JSON has them; bytes that are no UTF-8 get replacement characters."""
+    """Return *value* as JSON has it; bytes that are no UTF-8 get replacement characters, NaN is the string "NaN"."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, bytes):
         return value.decode(errors="replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, dict):
@@ -175,7 +178,7 @@ def plain(value: Any) -> Any:
 def answer(as_json: bool, data: Any, text: str | Callable[[], None]) -> None:
     """Print `data` as JSON, or `text` (or what the function prints)."""
     if as_json:
-        click.echo(json.dumps(plain(data), ensure_ascii=True, default=str))
+        click.echo(json.dumps(plain(data), ensure_ascii=True, allow_nan=False, default=str))
     elif callable(text):
         text()
     else:

@@ -9,37 +9,15 @@
 -- ARGV[3]  field  and then, per setting, two in all: field, value
 -- ARGV[4]  value  '' = unset, so that the queue's default is in force; or
 --                 weight 0.001 to 1000; limit, max_size whole, >= 1, or 'none' whatever the default;
---                 rate tokens/period_ms or 'none'; burst >= 1; paused 1
+--                 rate tokens/period_ms or 'none'; burst 1 to 1,000,000; paused 1
 -- RETURNS  number of settings that the lane has now
 -- ERRORS   FLARG a field is unknown, or a value out of range; nothing was changed
 -- COST     O(log n) of the ring
---@include clock record settings ring wake
+--@include clock checks record settings ring wake
 
-local function number(low, high, whole)
-  return function(text)
-    local n = tonumber(text)
-    return n and n >= low and n <= high and (not whole or n == math.floor(n))
-  end
-end
-
-local function or_none(check)
-  return function(text) return text == 'none' or check(text) end
-end
-
-local function rate(text)
-  local tokens, period = string.match(text, '^(%S+)/(%S+)$')
-  return tokens and number(1e-9, 1e9)(tokens) and number(1, 1e12)(period)
-end
-
-local CHECKS = {
-  weight = number(0.001, 1000), limit = or_none(number(1, 1e9, true)), rate = or_none(rate),
-  burst = number(1, 1e9), max_size = or_none(number(1, 1e9, true)), paused = number(1, 1),
-}
 for i = 3, #ARGV, 2 do
-  local check = CHECKS[ARGV[i]]
-  if not check or (ARGV[i + 1] ~= '' and not check(ARGV[i + 1])) then
-    return redis.error_reply(string.format('FLARG setting %s: %q', ARGV[i], ARGV[i + 1]))
-  end
+  local refused = refusal(ARGV[i], ARGV[i + 1], OF_A_LANE)
+  if refused then return refused end
 end
 
 begin_writes()
@@ -68,7 +46,8 @@ if not new.rate then
 elseif tokens and (new.rate ~= old.rate or new.burst ~= old.burst) then
   tokens = math.min(tokens, new.burst)
   redis.call('HSET', K.bucket .. lane, 'tokens', string.format('%.17g', tokens), 'at', string.format('%.0f', now))
-  redis.call('PEXPIRE', K.bucket .. lane, math.ceil((new.burst - tokens) / new.rate) + 1000)
+  redis.call('PEXPIRE', K.bucket .. lane,
+    string.format('%.0f', math.ceil((new.burst - tokens) / new.rate) + 1000))
 end
 local at = new.weight ~= old.weight and redis.call('ZSCORE', K.ring, lane)
 if at then

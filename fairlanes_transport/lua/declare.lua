@@ -4,11 +4,16 @@
 -- ARGV[1]  now      ms; '' = the server's clock
 -- ARGV[2]  expires  ms without use until the queue is gone; 0 = never
 -- ARGV[3]  field    and then, per default, two in all: field, value ('' = not set)
--- ARGV[4]  value
+-- ARGV[4]  value    as for configure; fairness: count or time
 -- RETURNS  1 the queue is new, 0 it was there
--- ERRORS   none
+-- ERRORS   FLARG a default is unknown, or a value out of range; nothing was changed
 -- COST     O(number of defaults); when one has changed, O(log n) for each of at most 1,000 lanes
---@include clock record settings ring wake
+--@include clock checks record settings ring wake
+
+for i = 3, #ARGV, 2 do
+  local refused = refusal(ARGV[i], ARGV[i + 1], OF_A_QUEUE)
+  if refused then return refused end
+end
 
 begin_writes()
 local existed = redis.call('EXISTS', K.queue)

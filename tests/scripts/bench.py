@@ -54,7 +54,6 @@ class Bench:
         self.client, self.queue, self.prefix = client, queue, prefix
         self.store = Store(ClientLink(client), prefix, policy, now=T0)
         self.before: dict[str, Any] = {}
-        self._turned = 0
 
     # the clock
 
@@ -131,11 +130,8 @@ class Bench:
         self.replace()
 
     def replace(self) -> None:
-        """Have every lane placed anew: a changed default does that."""
-        if self.client.exists(self.key("lanes")):
-            self._turned += 1
-            expires = int(self.client.hget(self.key("queue"), "expires") or 0)
-            self.store.declare(self.queue, expires, mean=self._turned)
+        """Have every lane placed anew."""
+        self.store.repair_lanes(self.queue, self.client.zrange(self.key("lanes"), 0, -1))
 
     # looking
 

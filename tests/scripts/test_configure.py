@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from fairlanes_transport.bounds import YEAR_SECONDS
 from fairlanes_transport.errors import LaneFull, ScriptError
 from tests.scripts.bench import JOIN, Bench
 
@@ -44,7 +45,8 @@ def test_unset_of_everything_leaves_nothing(bench: Bench) -> None:
         {"weight": 0}, {"weight": "0.0009"}, {"weight": 1000.1}, {"weight": "none"}, {"weight": "nan"},
         {"weight": "heavy"}, {"limit": 0}, {"limit": 1.5}, {"limit": "inf"}, {"rate": "100"},
         {"rate": "0/1000"}, {"rate": "5/0"}, {"burst": 0}, {"burst": "none"}, {"max_size": -1},
-        {"paused": "yes"}, {"wieght": 1},
+        {"paused": "yes"}, {"wieght": 1}, {"fairness": "time"}, {"rate": "0.0001/3600000"}, {"rate": "1001/1"},
+        {"burst": 2_000_000}, {"limit": 2_000_000_000},
         {"weight": 2, "limit": "many"},
     ],
 )  # fmt: skip
@@ -122,6 +124,15 @@ def test_a_slower_rate_does_not_refill_the_bucket(bench: Bench) -> None:
     assert bench.claim(5) == []
     bench.tick(1_100)
     assert len(bench.claim(5)) == 1
+    bench.check()
+
+
+def test_the_slowest_rate_with_the_largest_burst_can_be_changed(bench: Bench) -> None:
+    slowest = f"1/{YEAR_SECONDS * 1000}"
+    bench.store.configure("q", "a", rate=slowest, burst=2)
+    bench.put("t")
+    assert bench.tags() == ["t"]
+    bench.store.configure("q", "a", burst=1_000_000)
     bench.check()
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fairlanes_transport.bounds import NUMBERS, OF_A_QUEUE, YEAR_SECONDS
+from fairlanes_transport.errors import ScriptError
 from tests.scripts.bench import Bench
 
 
@@ -27,6 +31,42 @@ def test_defaults_change_and_go(bench: Bench) -> None:
     bench.mark()
     bench.store.declare(bench.queue, limit=None, rate="6/1000")
     assert bench.changes() == {"queue/limit": None, "queue/rate": "6/1000"}
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [
+        {"weight": "heavy"}, {"weight": 0}, {"weight": "none"}, {"limit": 2_000_000_000}, {"limit": 1.5},
+        {"rate": "5"}, {"rate": "0/1000"}, {"rate": "-1/-1"}, {"rate": "1/0"}, {"burst": "nan"}, {"max_size": "0x10"},
+        {"fairness": "luck"}, {"vt": 5}, {"keeper": "me"}, {"paused": 1}, {"limit": 3, "expires": 1},
+    ],
+)  # fmt: skip
+def test_a_bad_default_changes_nothing(bench: Bench, defaults: dict[str, object]) -> None:
+    bench.put("t")
+    bench.mark()
+    with pytest.raises(ScriptError, match="FLARG"):
+        bench.store.declare(bench.queue, **defaults)
+    assert bench.changes() == {}
+
+
+def test_a_queue_that_was_refused_is_not_there(bench: Bench) -> None:
+    with pytest.raises(ScriptError, match='FLARG setting weight: "heavy"'):
+        bench.store.declare(bench.queue, weight="heavy")
+    assert not bench.store.exists(bench.queue)
+    bench.put("t")
+    assert bench.tags() == ["t"]
+
+
+def test_the_bounds_themselves_are_let_in(bench: Bench) -> None:
+    for high in (False, True):
+        numbers = {name: b[high] for name, b in NUMBERS.items() if name in OF_A_QUEUE and name != "rate"}
+        rate = "1000/1" if high else f"1/{YEAR_SECONDS * 1000}"
+        bench.store.declare(bench.queue, **numbers, rate=rate, fairness="time" if high else "count")
+        lane = f"lane{high}"
+        bench.store.configure(bench.queue, lane, **numbers, rate=rate)
+        bench.put(f"t{high}", lane)
+        assert bench.tags() == [f"t{high}"]
+        bench.check()
 
 
 def test_a_default_that_changes_places_the_lanes_anew(bench: Bench) -> None:

@@ -73,6 +73,14 @@ def test_without_a_cap_it_never_dies(bench: Bench) -> None:
     assert bench.claim()[0].failures == 60
 
 
+def test_without_a_backoff_it_comes_back_at_once_however_often_it_failed(bench: Bench) -> None:
+    bench.store.policy = FailurePolicy(max_failures=0, backoff_base=0, backoff_factor=1000)
+    bench.put("t")
+    for _ in range(120):  # 1000 ^ 103 is infinite
+        bench.store.reject(bench.queue, bench.fence(), requeue=True, reason="x")
+    assert bench.check().delayed == {}
+
+
 def test_what_comes_back_keeps_its_place(bench: Bench) -> None:
     bench.fill("a", 3)
     bench.store.reject(bench.queue, bench.fence(), requeue=True, reason="x")

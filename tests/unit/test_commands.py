@@ -67,6 +67,17 @@ def test_peek_leases_delayed(command: Command) -> None:
     assert "second" in command.run("peek", "q", "a").output
 
 
+def test_json_stays_json_whatever_headers_hold(command: Command) -> None:
+    odd = '{"headers":{"x":NaN,"y":[Infinity,-Infinity]},"properties":{}}'
+    command.store.enqueue("q", "t", "a", odd, b"[]")
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    (message,) = json.loads(command.run("peek", "q", "a", "--body").stdout, parse_constant=refuse)["messages"]
+    assert message["headers"] == {"x": "NaN", "y": ["Infinity", "-Infinity"]}
+
+
 # steering
 
 

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from fairlanes_transport import options as options_module
+from fairlanes_transport.addresses import Address
+from fairlanes_transport.connections import Link
 from fairlanes_transport.errors import OptionError
+from fairlanes_transport.fanout import Fanout
 from fairlanes_transport.options import Options, Rate, parse_rate
 
 
@@ -53,7 +56,7 @@ def test_whole_numbers_are_taken_for_seconds() -> None:
         ("park_seconds", 3601, "from 1 to 3600"),
         ("claim_batch", 1.5, "a whole number from 1 to 1000"),
         ("claim_batch", 0, "a whole number"),
-        ("max_failures", -1, "of at least 0"),
+        ("max_failures", -1, "from 0 to"),
         ("tenant_header", "", "not empty"),
         ("tenant_of", "no spaces.in:names", "dotted name"),
         ("tenant_of", 3, "a callable"),
@@ -61,10 +64,21 @@ def test_whole_numbers_are_taken_for_seconds() -> None:
         ("lane_rate", "100/d", "'100/m'"),
         ("lane_rate", "0/s", "above zero"),
         ("lane_limit", 0, "or None"),
+        ("lane_limit", 2_000_000_000, "a whole number from 1 to 1000000000"),
+        ("lane_max_size", 2_000_000_000, "a whole number from 1 to 1000000000"),
+        ("lane_burst", 2_000_000, "a number from 1 to 1000000"),
+        ("lane_weight", 1001, "a number from 0.001 to 1000"),
+        ("lane_rate", "0.0001/h", "one start in a year"),
+        ("lane_rate", "2000000/s", "a million in a second"),
+        ("backoff_max", float("inf"), "a number from 0 to"),
+        ("dead_letter_ttl", float("inf"), "a number from 1 to"),
         ("fairness", "luck", "'count', 'time'"),
         ("global_keyprefix", "{app}", "without braces"),
         ("queue_order_strategy", "random", "'round_robin'"),
         ("fanout_prefix", 1.5, "a string"),
+        ("fanout_prefix", "a{b}.", "no braces in it but those of {db}"),
+        ("fanout_prefix", "a{}.", "no braces in it but those of {db}"),
+        ("fanout_prefix", "{{db}}", "no braces in it but those of {db}"),
         ("sentinel_kwargs", "x", "a mapping"),
         ("socket_timeout", 0, "a number from 0.05"),
     ],
@@ -155,7 +169,10 @@ def test_a_park_ends_within_half_a_lease() -> None:
 
 @pytest.mark.parametrize(("given", "prefix"), [(True, "/3."), (False, ""), ("/app{db}.", "/app3."), ("/app.", "/app.")])
 def test_fanout_topics_are_spelled_as_in_kombu(given: bool | str, prefix: str) -> None:
-    assert options(fanout_prefix=given).fanout_keyprefix(3) == prefix
+    made = options(fanout_prefix=given, global_keyprefix="p:")
+    assert made.fanout_keyprefix(3) == prefix
+    # What is in use: the fanout makes its topics of it.
+    assert Fanout(Link(Address.from_url("fairlanes://")), made, 3).topic("news", None) == f"p:{prefix}news"
 
 
 @pytest.mark.parametrize("name", ["os.path:basename", "os.path.basename"])

@@ -14,6 +14,8 @@ end
 -- backoff(policy, failures): ms to wait after failure number `failures`: base * factor^(n-1), capped, of which
 -- the upper half is random, so that what failed together does not come back together.
 local function backoff(policy, failures)
+  -- The growth may be infinite, and 0 times that is no number.
+  if policy.base == 0 then return 0 end
   local full = math.min(policy.cap, policy.base * policy.factor ^ (failures - 1))
   policy.random = (policy.random + 0.6180339887498949) % 1
   return math.floor(full * (0.5 + policy.random / 2))
