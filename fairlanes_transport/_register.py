@@ -5,8 +5,11 @@ be written to. This module is imported by whatever comes first:
 
 * ``import fairlanes_transport``;
 * any ``celery`` command, through the entry point group ``celery.commands``;
-* plain ``from celery import Celery`` in a web process: kombu loads the entry points of the group
-  ``kombu.serializers`` while it is imported itself, and this is the only hook that runs there.
+* plain ``from celery import Celery`` in a web process: it loads kombu's serializers, with the entry points of the group
+  ``kombu.serializers``, and this is the only hook that runs there.
+
+A program that uses kombu without Celery may connect before it has loaded them (``from kombu import Connection`` does
+not): it has to import the package.
 
 So it costs next to nothing, imports neither redis nor celery, and never raises: a fault here would break the
 import of kombu for every program in the environment.

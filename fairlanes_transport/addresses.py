@@ -6,17 +6,15 @@ The forms are those of kombu's Redis URLs, under our schemes. What cannot be und
 
 from __future__ import annotations
 
-import inspect
-import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from redis.connection import SSLConnection
 from redis.credentials import CredentialProvider
 
+from . import tls
 from .errors import OptionError
 from .options import Options, import_named
 
@@ -56,7 +54,7 @@ class Address:
     db: int = 0
     username: str | None = None
     password: str | Callable[[], str] | None = field(default=None, repr=False)
-    tls: tuple[tuple[str, Any], ...] | None = None
+    tls: tuple[tuple[str, Any], ...] | None = field(default=None, repr=False)
     """redis-py's ``ssl_*`` arguments, sorted; None: no TLS."""
     master_name: str | None = None
     credentials: CredentialProvider | None = field(default=None, repr=False)
@@ -144,7 +142,7 @@ class _Parts:
     username: str | None = None
     password: str | Callable[[], str] | None = field(default=None, repr=False)
     path: str = ""
-    tls: Mapping[str, Any] | None = None
+    tls: Mapping[str, Any] | None = field(default=None, repr=False)
     db: str | None = None
 
     @classmethod
@@ -162,11 +160,11 @@ class _Parts:
         except ValueError:
             # The original names what it took for the port, which is the beginning of the password.
             raise OptionError(_PERCENT_HINT) from None
-        if parts.fragment or "@" in parts.path:
+        if parts.fragment or "@" in parts.path or "@" in parts.query:
             raise OptionError(_PERCENT_HINT)
         query = _query(parts)
         db = query.pop("virtual_host", None) or query.pop("db", None)
-        tls = {name: query.pop(name) for name in list(query) if name.startswith("ssl_")}
+        ssl = {name: query.pop(name) for name in list(query) if name.startswith("ssl_")}
         if query:
             raise OptionError(
                 f"unknown part {next(iter(query))!r} in the query of the broker URL: only ssl_... and "
@@ -179,7 +177,7 @@ class _Parts:
             username=unquote(parts.username or "") or None,
             password=unquote(parts.password or "") or None,
             path=unquote(parts.path),
-            tls=_tls_arguments(tls) if tls else None,
+            tls=tls.arguments(ssl) if ssl else None,
             db=db,
         )
 
@@ -301,54 +299,12 @@ def _socket_path(parts: _Parts) -> tuple[str, int]:
     return path, 0
 
 
-_CERT_REQS = {
-    ssl.CERT_NONE: "none",
-    ssl.CERT_OPTIONAL: "optional",
-    ssl.CERT_REQUIRED: "required",
-    "CERT_NONE": "none",
-    "CERT_OPTIONAL": "optional",
-    "CERT_REQUIRED": "required",
-    "none": "none",
-    "optional": "optional",
-    "required": "required",
-    None: "none",
-}
-_TLS_NAMES = frozenset(name for name in inspect.signature(SSLConnection.__init__).parameters if name.startswith("ssl_"))
-
-
-def _tls_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *given* as ``ssl_*`` arguments of redis-py. Names without ``ssl_`` are accepted, as for AMQP
-    brokers.
-
-    Raises:
-        OptionError: one is unknown, or its value cannot be used.
-    """
-    arguments: dict[str, Any] = {}
-    for given_name, value in given.items():
-        name = given_name if given_name.startswith("ssl_") else f"ssl_{given_name}"
-        if name not in _TLS_NAMES:
-            raise OptionError(f"unknown TLS argument {name!r}: one of {', '.join(sorted(_TLS_NAMES))}")
-        arguments[name] = _tls_value(name, value)
-    return arguments
-
-
-def _tls_value(name: str, value: Any) -> Any:
-    """Return the value of a TLS argument as redis-py takes it, hashable so that addresses can be compared."""
-    if name == "ssl_cert_reqs":
-        if value not in _CERT_REQS:
-            raise OptionError(f"ssl_cert_reqs is 'required', 'optional' or 'none', not {value!r}")
-        return _CERT_REQS[value]
-    if name == "ssl_check_hostname" and isinstance(value, str):
-        return value.lower() not in ("false", "no", "0")
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _tls_of_conninfo(given: Any) -> Mapping[str, Any] | None:
     """Return kombu's ``ssl``: False, True, or a mapping. An empty one is no TLS, as on kombu's redis
     transport.
     """
     if isinstance(given, Mapping) and given:
-        return _tls_arguments(given)
+        return tls.arguments(given)
     return {} if given else None
 
 
@@ -356,6 +312,4 @@ def _tls(parts: _Parts) -> tuple[tuple[str, Any], ...] | None:
     """Return the TLS arguments of an address, verified unless the user says otherwise; None: plain text."""
     if parts.kind != "tls" and parts.tls is None:
         return None
-    arguments: dict[str, Any] = {"ssl_cert_reqs": "required", **(parts.tls or {})}
-    arguments.setdefault("ssl_check_hostname", arguments["ssl_cert_reqs"] != "none")
-    return tuple(sorted(arguments.items()))
+    return tuple(sorted(tls.verified(parts.tls or {}).items()))

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from celery.backends import redis as celery_redis
 
+from . import sentinels, tls
 from .addresses import Address
 
 
@@ -42,6 +43,14 @@ class SentinelBackend(celery_redis.SentinelBackend):  # type: ignore[misc]
             if given:
                 params[name] = given[0]
         return params
+
+    def _get_sentinel_instance(self, **params: Any) -> sentinels.Sentinel:
+        # As Celery does it, but that where the server is reached over TLS its sentinels are too.
+        hosts = [(host["host"], host["port"]) for host in params.pop("hosts")]
+        options = self._transport_options
+        ssl = {name: value for name, value in params.items() if name.startswith("ssl_")}
+        of_sentinels = sentinels.arguments(options.get("sentinel_kwargs") or {}, tls.arguments(ssl) if ssl else None)
+        return sentinels.Sentinel(hosts, options.get("min_other_sentinels", 0), of_sentinels, **params)
 
 
 class SocketBackend(celery_redis.RedisBackend):  # type: ignore[misc]

@@ -20,7 +20,7 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -40,7 +40,7 @@ __all__ = ["Address", "Connection", "Link", "readable"]
 IDLE_CHECK_SECONDS = 1.0
 
 #: Links of this process by address and settings.
-_links: dict[tuple[Address, str], Link] = {}
+_links: dict[tuple[Address, Hashable], Link] = {}
 _links_lock = threading.Lock()
 #: Every link, shared or not, for the child of a fork.
 _all_links: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -67,6 +67,7 @@ class Link:
         self.address = address
         self.options = options or Options()
         self._connector = Connector(address, self.options)
+        self._connector.check()
         self._made: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._master: tuple[str, int] | None = None
         self.generation = 0
@@ -97,7 +98,7 @@ class Link:
         users.
         """
         options = options or Options()
-        key = (address, repr([getattr(options, name) for name in _SHAPING]))
+        key = (address, tuple(_frozen(getattr(options, name)) for name in _SHAPING))
         with _links_lock:
             link = _links.get(key)
             if link is None:
@@ -392,6 +393,15 @@ class Link:
         self._made = weakref.WeakSet()
         # Its lock may be held by a thread that the child does not have.
         self._connector = Connector(self.address, self.options)
+
+
+def _frozen(value: Any) -> Hashable:
+    """Return *value* as a part of a key: equal settings share one link."""
+    if isinstance(value, Mapping):
+        return tuple(sorted((name, _frozen(item)) for name, item in value.items()))
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    return value if isinstance(value, Hashable) else id(value)
 
 
 def _read_in_place(connection: Connection) -> Any:

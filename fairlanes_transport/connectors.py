@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
+from . import sentinels, tls
 from .addresses import Address
 from .options import Options
 
@@ -36,18 +36,6 @@ class _CalledPassword(CredentialProvider):
         return (self.username, password) if self.username else (password,)
 
 
-class _Sentinel(driver_sentinel.Sentinel):
-    """Sentinels, asked by one thread at a time: an answer reorders their list."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._lock = threading.Lock()
-
-    def discover_master(self, service_name: str) -> Any:
-        with self._lock:
-            return super().discover_master(service_name)
-
-
 class Connector:
     """Makes unconnected redis-py connections to one address."""
 
@@ -60,8 +48,7 @@ class Connector:
         """Return the connection class of redis-py and its arguments."""
         address = self._address
         kwargs = self._common_arguments()
-        if address.tls is not None:
-            kwargs.update((name, list(value) if isinstance(value, tuple) else value) for name, value in address.tls)
+        kwargs.update(address.tls or ())
         if address.kind == "socket":
             return driver.UnixDomainSocketConnection, {**kwargs, "path": address.path}
         kwargs.update(self._keepalive_arguments())
@@ -112,6 +99,24 @@ class Connector:
             "socket_keepalive_options": dict(given) if given is not None else _keepalive_defaults(),
         }
 
+    def _of_sentinels(self) -> dict[str, Any]:
+        """Return what is asked for of the connections to the sentinels."""
+        of_server = None if self._address.tls is None else dict(self._address.tls)
+        return sentinels.arguments(self._options.sentinel_kwargs or {}, of_server)
+
+    def check(self) -> None:
+        """Try the TLS settings, and warn of those that check nothing.
+
+        Raises:
+            OptionError: a file or a setting cannot be used.
+        """
+        sides = {str(self._address): dict(self._address.tls or ())}
+        if self._address.kind == "sentinel":
+            sides["the sentinels"] = self._of_sentinels()
+        for where, arguments in sides.items():
+            tls.check(arguments)
+            tls.warn_unverified(where, arguments)
+
     def _managed(self, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return class and arguments of connections that ask the sentinels where the master is."""
         address, options = self._address, self._options
@@ -119,9 +124,9 @@ class Connector:
             **{name: value for name, value in kwargs.items() if name.startswith("socket_")},
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
-            **(options.sentinel_kwargs or {}),
+            **self._of_sentinels(),
         }
-        sentinel = _Sentinel(address.hosts, options.min_other_sentinels, of_sentinels)
+        sentinel = sentinels.Sentinel(address.hosts, options.min_other_sentinels, of_sentinels)
         # Only the pool knows how its connections find the master. Kept for that, it never holds one itself.
         self._sentinel_pool = driver_sentinel.SentinelConnectionPool(
             address.master_name, sentinel, ssl=address.tls is not None, **kwargs

@@ -172,9 +172,13 @@ def _order(value: Any) -> Any:
 _flag = _instance("True or False", bool)
 
 
-def _option(default: Any, check: Check, doc: str, *, unit: str = "") -> Any:
-    """Declare a field of :class:`Options` with its check and its line in the manual."""
-    return field(default=default, metadata={"check": check, "doc": doc, "unit": unit})
+def _option(default: Any, check: Check, doc: str, *, unit: str = "", secret: bool = False) -> Any:
+    """Declare a field of :class:`Options` with its check and its line in the manual.
+
+    Args:
+        secret: the value may hold a password: neither an error nor ``repr()`` shows it.
+    """
+    return field(default=default, repr=not secret, metadata={"check": check, "doc": doc, "unit": unit})
 
 
 class Row(NamedTuple):
@@ -357,6 +361,7 @@ class Options:
         None,
         lambda value: value,
         "A redis-py `CredentialProvider`, or its dotted name, in place of a password.",
+        secret=True,
     )
     master_name: str | None = _option(
         None,
@@ -369,7 +374,9 @@ class Options:
     sentinel_kwargs: Mapping[str, Any] | None = _option(
         None,
         _instance("a mapping", Mapping, optional=True),
-        "Arguments of the connections to the sentinels: `username`, `password`, `ssl`, ...",
+        "Arguments of the connections to the sentinels: `username`, `password`, `ssl`, ... Where the server is reached "
+        "over TLS they are too, with the same `ssl_...`; `ssl: False`: in plain text.",
+        secret=True,
     )
 
     def __post_init__(self) -> None:
@@ -379,7 +386,8 @@ class Options:
                 # A frozen dataclass has no other way to normalise its own fields.
                 object.__setattr__(self, option.name, option.metadata["check"](value))
             except ValueError as exc:
-                raise OptionError(f"option {option.name}={value!r}: {exc}") from None
+                shown = f"{option.name}={value!r}" if option.repr else option.name
+                raise OptionError(f"option {shown}: {exc}") from None
         self._check_together()
 
     def _check_together(self) -> None:
@@ -506,9 +514,13 @@ def _log_without_effect(names: Iterable[str]) -> None:
 
 
 def _unknown_option(name: str, names: Iterable[str]) -> str:
+    return f"unknown option {name!r}{nearest(name, names) or ': see the settings page of the manual'}"
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return ``": did you mean …?"``, or nothing if no name is near."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]!r}?" if close else "see the settings page of the manual"
-    return f"unknown option {name!r}: {hint}"
+    return f": did you mean {close[0]!r}?" if close else ""
 
 
 def import_named(name: str, option: str) -> Any:

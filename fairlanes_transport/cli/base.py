@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -86,11 +87,14 @@ def _group_params(ctx: click.Context) -> dict[str, Any]:
 
 def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
-    if not equals:
-        raise click.UsageError(f"-o {text}: write NAME=VALUE")
+    if not equals or not name.isidentifier():
+        # What follows the first word may hold a password.
+        raise click.UsageError(f"-o {re.split(r'[^A-Za-z_]', name)[0]}…: write NAME=VALUE")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except ValueError as exc:
+        if value.lstrip().startswith(("{", "[", '"')):
+            raise click.UsageError(f"-o {name}: the value is no JSON ({exc})") from None
         return name, value
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kombu import Connection, Consumer, Queue
+from kombu import Connection, Consumer, Exchange, Queue
 
 from fairlanes_transport import scripts
 from tests.harness import SCHEME, Server, wait_for
@@ -129,6 +129,18 @@ class Inbox:
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+
+def works(connection: Connection) -> None:
+    """Publish, consume, acknowledge, broadcast."""
+    exchange = Exchange("shout", "fanout")
+    inbox = Inbox(connection.default_channel, "q", Queue("ear", exchange))
+    until(connection, lambda: False, timeout=0.2)
+    send(connection, "q", 1, 2, headers={"tenant": "a"})
+    assert take(connection, 2) == 2
+    connection.Producer(exchange=exchange).publish("hear")
+    assert until(connection, lambda: "hear" in inbox.bodies)
+    assert connection.default_channel.queue_declare("q", passive=True).message_count == 0
 
 
 class Drainer:

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import socket
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 import redis
-from kombu import Connection, Exchange, Queue
+from kombu import Connection
 
 from fairlanes_transport.errors import OptionError
 from tests.harness import Server, missing
-from tests.transport.conftest import Inbox, ours, send, take, until
+from tests.transport.conftest import ours, works
 
 pytestmark = ours
 ODD = "p@ss:w/o#r?d%[]&=+ \u00fc"
 """A password with everything that has a meaning in a URL."""
-
-
-def works(connection: Connection) -> None:
-    """Publish, consume, acknowledge, broadcast."""
-    exchange = Exchange("shout", "fanout")
-    inbox = Inbox(connection.default_channel, "q", Queue("ear", exchange))
-    until(connection, lambda: False, timeout=0.2)
-    send(connection, "q", 1, 2, headers={"tenant": "a"})
-    assert take(connection, 2) == 2
-    connection.Producer(exchange=exchange).publish("hear")
-    assert until(connection, lambda: "hear" in inbox.bodies)
-    assert connection.default_channel.queue_declare("q", passive=True).message_count == 0
 
 
 def silent(connection: Connection, password: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -147,97 +133,6 @@ def test_a_unix_socket(
     silent(connection, "hunter2", caplog)
     with redis.Redis(unix_socket_path=str(path), password="hunter2", db=3) as client:
         assert client.exists("fairlanes:1:queues")
-
-
-# ------------------------------------------------------------------- TLS
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a CA, a server's and a client's certificate (for ``localhost`` and 127.0.0.1)."""
-    openssl = shutil.which("openssl") or missing("no openssl on PATH")
-    directory = tmp_path_factory.mktemp("tls")
-
-    def run(*args: str) -> None:
-        subprocess.run([openssl, *args], cwd=directory, check=True, capture_output=True)
-
-    run("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-days", "2",
-        "-subj", "/CN=test ca", "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip
-    (directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    for name in ("server", "client"):
-        run(
-            "req",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-keyout",
-            f"{name}.key",
-            "-out",
-            f"{name}.csr",
-            "-subj",
-            f"/CN={name}",
-        )
-        run("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-            "-out", f"{name}.crt", "-days", "2", "-extfile", "names")  # fmt: skip
-    return directory
-
-
-class TLSServer(Server):
-    """A server with a second, encrypted port."""
-
-    def __init__(self, kind: str, directory: Path, *args: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.tls_port = probe.getsockname()[1]
-        files = {"cert-file": "server.crt", "key-file": "server.key", "ca-cert-file": "ca.crt"}
-        tls = [x for name, file in files.items() for x in (f"--tls-{name}", str(directory / file))]
-        super().__init__(kind, "--tls-port", str(self.tls_port), *tls, *args)
-
-
-@pytest.fixture(params=["no", "yes"])
-def tls(request: pytest.FixtureRequest, certificates: Path) -> Iterator[TLSServer]:
-    """A server that speaks TLS, with and without asking for the client's certificate."""
-    from fairlanes_transport.embedded import EmbeddedServerError
-
-    for kind in ("redis", "valkey"):
-        server = TLSServer(kind, certificates, "--tls-auth-clients", request.param)
-        try:
-            server.start()
-        except EmbeddedServerError as error:
-            server.close()
-            if "tls" not in str(error).lower():
-                raise
-            continue
-        yield server
-        server.close()
-        return
-    missing("neither server speaks TLS")
-
-
-def test_tls(tls: TLSServer, certificates: Path, connect_to: Callable[..., Connection]) -> None:
-    asks = tls.args[-1] == "yes"
-    own = f"&ssl_certfile={certificates}/client.crt&ssl_keyfile={certificates}/client.key" if asks else ""
-    works(connect_to(f"fairlaness://localhost:{tls.tls_port}/1?ssl_ca_certs={certificates}/ca.crt{own}"))
-    assert tls.client(1).exists("fairlanes:1:queues")
-
-
-def test_tls_by_settings(tls: TLSServer, certificates: Path) -> None:
-    """Celery's ``broker_use_ssl``."""
-    names = {"ssl_ca_certs": "ca.crt", "ssl_certfile": "client.crt", "ssl_keyfile": "client.key"}
-    ssl: dict[str, Any] = {name: str(certificates / file) for name, file in names.items()}
-    for url in (f"fairlaness://127.0.0.1:{tls.tls_port}/0", f"fairlanes://127.0.0.1:{tls.tls_port}/0"):
-        with Connection(url, ssl=ssl) as connection:
-            works(connection)
-
-
-def test_tls_verifies_by_itself(tls: TLSServer, connect_to: Callable[..., Connection]) -> None:
-    """A certificate of a CA that the system does not know is refused, unless one asks for no check."""
-    url = f"fairlaness://localhost:{tls.tls_port}/0"
-    connection = connect_to(url)
-    with pytest.raises(connection.connection_errors):
-        connection.connect()
-    if tls.args[-1] == "no":
-        works(connect_to(f"{url}?ssl_cert_reqs=none"))
 
 
 # ------------------------------------------------------------------- failover lists

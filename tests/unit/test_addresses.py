@@ -12,6 +12,7 @@ import pytest
 from kombu import Connection
 from redis.credentials import UsernamePasswordCredentialProvider
 
+from fairlanes_transport import tls
 from fairlanes_transport._register import TRANSPORTS
 from fairlanes_transport.addresses import Address
 from fairlanes_transport.errors import OptionError
@@ -131,6 +132,7 @@ def test_a_failover_to_another_server_is_another_address(conninfo: Callable[...,
         f"fairlanes://:123#{SECRET}@h:1/0",
         f"fairlanes://:{SECRET}?x@h:1/0",
         f"fairlanes://:[{SECRET}@h:1/0",
+        f"fairlanes://:123?{SECRET}=x@h:1/0",
     ],
 )
 def test_an_unquoted_password_gives_a_hint_without_it(url: str) -> None:
@@ -150,6 +152,8 @@ def test_an_unquoted_password_gives_a_hint_without_it(url: str) -> None:
         ("fairlanes://h?lease_seconds=3", "broker_transport_options"),
         ("fairlaness://h?ssl_cert_reqs=maybe", "'required', 'optional' or 'none'"),
         ("fairlaness://h?ssl_certificate=x", "unknown TLS argument 'ssl_certificate'"),
+        ("fairlaness://h?ssl_min_version=SSLv3", "ssl_min_version is 'TLSv1_2' or 'TLSv1_3', not 'SSLv3'"),
+        ("fairlaness://h?ssl_check_hostname=maybe", "ssl_check_hostname is true or false"),
         ("fairlanes-socket://", "path of the socket"),
         ("fairlanes-socket://run/redis.sock", "three slashes"),
         ("amqp://h", "starts with one of fairlanes://"),
@@ -173,7 +177,9 @@ def test_sentinels_of_one_broker_must_agree() -> None:
         Address.from_url("fairlanes-sentinel://a/1;fairlanes-sentinel://b/2", OF_SENTINEL)
 
 
-@pytest.mark.parametrize("url", [url for url, _ in URLS] + [f"fairlanes://u:{SECRET}@h/1"])
+@pytest.mark.parametrize(
+    "url", [url for url, _ in URLS] + [f"fairlanes://u:{SECRET}@h/1", f"fairlaness://h?ssl_password={SECRET}"]
+)
 def test_no_password_is_shown(url: str) -> None:
     address = Address.from_url(url, OF_SENTINEL)
     for shown in (str(address), repr(address)):
@@ -185,6 +191,23 @@ def test_no_password_is_shown(url: str) -> None:
 def test_celerys_broker_use_ssl_makes_it_tls(given: object, conninfo: Callable[..., Connection]) -> None:
     address = Address.from_conninfo(conninfo("fairlanes://h", ssl=given), Options())
     assert (address.kind, address.tls) == ("tls", VERIFIED)
+
+
+@pytest.mark.parametrize("given", ["TLSv1_3", "TLSv1.3", "tlsv1_3", ssl.TLSVersion.TLSv1_3])
+def test_the_least_version_of_tls(given: object, conninfo: Callable[..., Connection]) -> None:
+    address = Address.from_conninfo(conninfo("fairlaness://h", ssl={"ssl_min_version": given}), Options())
+    assert dict(address.tls or ())["ssl_min_version"] is ssl.TLSVersion.TLSv1_3
+
+
+def test_flags_of_the_verification(conninfo: Callable[..., Connection]) -> None:
+    name = "ssl_include_verify_flags"
+    if name not in tls.NAMES:
+        pytest.skip("redis-py has them since 7")
+    for given in ("VERIFY_X509_STRICT", ["VERIFY_X509_STRICT"], [ssl.VerifyFlags.VERIFY_X509_STRICT]):
+        address = Address.from_conninfo(conninfo("fairlaness://h", ssl={name: given}), Options())
+        assert dict(address.tls or ())[name] == (ssl.VerifyFlags.VERIFY_X509_STRICT,)
+    with pytest.raises(OptionError, match="is a list of VERIFY"):
+        Address.from_conninfo(conninfo("fairlaness://h", ssl={name: "STRICT"}), Options())
 
 
 @pytest.mark.parametrize("given", [None, False, {}])

@@ -78,6 +78,22 @@ def test_json_stays_json_whatever_headers_hold(command: Command) -> None:
     assert message["headers"] == {"x": "NaN", "y": ["Infinity", "-Infinity"]}
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        'sentinel_kwargs={"password": "s3cret"', 'sentinel_kwargs:{"password": "s3cret"}',
+        '{"sentinel_kwargs": {"password": "s3=cret"}}', 'sentinel_kwargs="s3cret', "sentinel_kwargs=s3cret",
+        'sentinel_kwargs={"pasword": "s3cret"}', "s3cret", "credential_provider=[\"s3cret\"]",
+    ],
+)  # fmt: skip
+def test_a_wrong_option_does_not_show_a_password(given: str) -> None:
+    url = "fairlanes-sentinel://127.0.0.1:1"
+    wrong = CliRunner().invoke(fairlanes, ["-b", url, "-o", "master_name=m", "-o", given, "lanes"])
+    assert wrong.exit_code == 2
+    assert "cret" not in wrong.output.replace(given, "") or given == "s3cret"
+    assert wrong.exception is None or "s3cret" not in repr(wrong.exception)
+
+
 # steering
 
 

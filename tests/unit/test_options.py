@@ -32,6 +32,17 @@ def test_the_defaults_are_valid() -> None:
     assert options() == Options() == Options.from_transport_options(None)
 
 
+def test_no_password_is_shown() -> None:
+    sentinels = {"username": "u", "password": "s3cret"}
+    made = options(sentinel_kwargs=sentinels, credential_provider=lambda: "s3cret", master_name="m")
+    assert "s3cret" not in repr(made) + str(made)
+    assert "master_name='m'" in repr(made)
+    with pytest.raises(OptionError) as caught:
+        options(sentinel_kwargs='{"password": "s3cret"')
+    assert "s3cret" not in repr(caught.value)
+    assert caught.value.__suppress_context__
+
+
 def test_options_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Options().lease_seconds = 3.0  # type: ignore[misc]
@@ -86,7 +97,8 @@ def test_whole_numbers_are_taken_for_seconds() -> None:
 def test_a_bad_value_is_refused_with_what_it_must_be(name: str, value: object, told: str) -> None:
     with pytest.raises(OptionError) as caught:
         options(**{name: value})
-    assert f"option {name}={value!r}: " in str(caught.value)
+    shown = name if name == "sentinel_kwargs" else f"{name}={value!r}"
+    assert f"option {shown}: " in str(caught.value)
     assert told in str(caught.value)
 
 

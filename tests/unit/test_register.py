@@ -47,6 +47,19 @@ def test_the_schemes_are_registered(first: str, tmp_path: Path) -> None:
     assert set(json.loads(run(first + PRINT_SCHEMES, tmp_path))) == SCHEMES
 
 
+def test_kombu_without_celery_needs_the_import(tmp_path: Path) -> None:
+    """As the settings page says; kombu has no hook that runs before it looks a transport up."""
+    plain = "from kombu import Connection; print(Connection('fairlanes://').transport_cls)"
+    assert run(f"import fairlanes_transport; {plain}", tmp_path) == "fairlanes\n"
+    failing = f"""
+try:
+    {plain}
+except KeyError as exc:
+    print(exc)
+"""
+    assert "No such transport: fairlanes" in run(failing.replace("; ", "\n    "), tmp_path)
+
+
 def test_registration_is_light(tmp_path: Path) -> None:
     code = (
         "import kombu.serialization, sys, json; "
