@@ -178,18 +178,19 @@ class Lanes:
         """
         lane = tenant_name(tenant)
         values = checked_settings(settings)
-        self._known(queue)
-        self.store.configure(queue, lane, **values)
-        return self.lane(queue, lane)
+        return self._configure(queue, lane, values)
 
     def unset(self, queue: str, tenant: Any, *names: str) -> LaneStats:
         """Let the queue's defaults be in force again, for the settings named or for all; returns the lane."""
         for name in names:
             if name not in SETTINGS:
                 raise unknown_setting(name)
-        lane = tenant_name(tenant)
-        self._known(queue)
-        self.store.configure(queue, lane, **dict.fromkeys(names or SETTINGS))
+        return self._configure(queue, tenant_name(tenant), dict.fromkeys(names or SETTINGS))
+
+    def _configure(self, queue: str, lane: str, settings: dict[str, Any]) -> LaneStats:
+        # Read first: who may not read the lane is told so before anything is in force.
+        self.lane(queue, lane)
+        self.store.configure(queue, lane, **settings)
         return self.lane(queue, lane)
 
     def throttle(self, queue: str, tenant: Any, seconds: float, *, shorten: bool = False) -> float:

@@ -6,7 +6,7 @@ How a page marks what is tried here, in a comment on the line before the block:
   server, and ``CELERY_BROKER_URL`` is set to it;
 * ``<!-- test: output -->``: what the program before it prints;
 * ``<!-- test: file NAME -->``, ``sh``, ``worker``, ``worker output``: the steps of the tutorial;
-* ``<!-- test: acl app -->`` and ``acl operator``: access rights, which must be enough.
+* ``<!-- test: acl ROLE -->``: access rights; see ``tests/acceptance/test_rights.py``.
 
 Every block of Python compiles, marked or not.
 """
@@ -25,16 +25,12 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
-from celery import Celery
-from kombu import Connection
 
 from fairlanes_transport import errors, keys, scripts
 from fairlanes_transport.embedded import EmbeddedServer
 from fairlanes_transport.guard import GuardedProcess
-from fairlanes_transport.lanes.api import Lanes
-from fairlanes_transport.lanes.doctor import Doctor
 from fairlanes_transport.options import Options
-from tests.harness import ROOT, Server, need_valkey, wait_for
+from tests.harness import ROOT, need_valkey, wait_for
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
@@ -254,89 +250,3 @@ def test_the_lines_of_the_log_that_are_explained_exist() -> None:
     for line in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE):
         for part in line.split("…"):
             assert part.strip() in source, line
-
-
-# ---------------------------------------------------------------- access rights
-
-
-def rights(mark: str) -> list[str]:
-    """The words of a block of access rights."""
-    (text,) = marked("docs/how-to/run-in-production.md", f"acl {mark}")
-    return text.split()
-
-
-def allowed(words: list[str]) -> set[str]:
-    """The commands among them."""
-    return {word[1:].upper() for word in words if word.startswith("+")}
-
-
-def test_the_rights_cover_every_command_of_the_scripts_and_no_command_twice() -> None:
-    app, operator = allowed(rights("app")), allowed(rights("operator"))
-    used = {
-        command
-        for name in scripts.names()
-        for command in re.findall(r"(?:redis\.call\(|\{ )'([A-Z]+)',", scripts.load(name).source)
-    }
-    assert used <= app | operator
-    assert not app & operator
-
-
-def test_the_rights_are_enough(fresh_server: object, tmp_path: Path) -> None:
-    broker: Server = fresh_server()  # type: ignore[operator]
-    client = broker.client()
-    client.execute_command(*rights("app"))
-    url = broker.url("fairlanes").replace("://", "://app:secret@")
-    options = {"global_keyprefix": "app:"}
-    app = Celery("rights", broker=url, set_as_current=False)
-    app.conf.update(broker_transport_options=options, task_ignore_result=True)
-    code = (
-        "from celery import Celery\n"
-        f"app = Celery('rights', broker={url!r})\n"
-        f"app.conf.broker_transport_options = {options!r}\n"
-        "@app.task(name='rights.work', bind=True, max_retries=1)\n"
-        "def work(self, again):\n"
-        "    if again and not self.request.retries: raise self.retry(countdown=0.2)\n"
-    )
-    (tmp_path / "rights.py").write_text(code, "utf-8")
-    command = [sys.executable, "-m", "celery", "-A", "rights", "worker", "-c", "1", "-E", "-P", "threads"]
-    lanes = Lanes(url, **options)
-    with (
-        (tmp_path / "log").open("wb") as log,
-        GuardedProcess(command, env=environment(broker), cwd=str(tmp_path), stdout=log),
-    ):
-        wait_for(lambda: app.control.ping(timeout=0.5), 30, "a worker that answers")
-        for again in (False, True):
-            app.send_task("rights.work", (again,), headers={"tenant": "acme"})
-        client.execute_command("ACL", "SETUSER", "app", *rights("operator"))
-        wait_for(lambda: lanes.snapshot("celery").totals.get("acked") == 3, 20, "three acks")
-    with Connection(url, transport_options=options) as connection:
-        queue = connection.SimpleQueue("plain")
-        queue.put("x", headers={"tenant": "acme"})
-        queue.get(timeout=5).reject()
-        queue.close()
-    _operate(lanes)
-    # Without `scan` the doctor leaves one check out, and says so.
-    denied = {(entry["reason"], entry["object"]) for entry in client.acl_log()}
-    assert denied <= {("command", "scan")}
-
-
-def _operate(lanes: Lanes) -> None:
-    """Use each of the operator's operations once."""
-    lanes.declare("other")
-    lanes.set("celery", "acme", weight=2, rate="100/m")
-    for queue in lanes.queues():
-        lanes.pause(queue)
-        lanes.resume(queue)
-        lanes.top(queue, 3)
-        lanes.leases(queue)
-        lanes.delayed(queue)
-        lanes.dead(queue)
-        lanes.cancel(queue, "nobody")
-        Doctor(lanes).check(queue, repair=True)
-    assert lanes.redrive("plain") == 1
-    lanes.peek("plain", "acme")
-    lanes.move("plain", "acme", "other")
-    lanes.throttle("celery", "acme", 1)
-    lanes.unset("celery", "acme")
-    lanes.purge("other")
-    lanes.drop("other")

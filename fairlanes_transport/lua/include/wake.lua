@@ -62,7 +62,8 @@ local function rearm(q)
   if need and not armed then
     redis.call('RPUSH', K.wake, '1')
   elseif armed and not need then
-    redis.call('DEL', K.wake)
+    -- Not DEL: who only publishes needs no right to delete keys.
+    redis.call('LTRIM', K.wake, 1, 0)
   end
   return need and 1 or 0
 end
