@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import fakeredis
 import pytest
@@ -14,7 +17,7 @@ from hypothesis import settings
 
 from fairlanes_transport.connections import Address, Link
 from fairlanes_transport.store import Store
-from tests.harness import BINARIES, Backend, FakeLink, Sender, Server, Worker
+from tests.harness import BINARIES, Backend, FakeLink, Sender, Server, Worker, missing
 
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -123,3 +126,34 @@ def sender(server: Server) -> Iterator[Sender]:
     """A Celery app that sends to ``server``."""
     with Sender(server) as sender:
         yield sender
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a CA, a server's and a client's certificate (for ``localhost`` and 127.0.0.1)."""
+    openssl = shutil.which("openssl") or missing("no openssl on PATH")
+    directory = tmp_path_factory.mktemp("tls")
+
+    def run(*args: str) -> None:
+        subprocess.run([openssl, *args], cwd=directory, check=True, capture_output=True)
+
+    run("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-days", "2",
+        "-subj", "/CN=test ca", "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip
+    (directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    for name in ("server", "client"):
+        run(
+            "req",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.csr",
+            "-subj",
+            f"/CN={name}",
+        )
+        run("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+            "-out", f"{name}.crt", "-days", "2", "-extfile", "names")  # fmt: skip
+    run("rsa", "-aes128", "-in", "client.key", "-out", "locked.key", "-passout", "pass:secret")
+    return directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Final
 
@@ -49,6 +49,19 @@ class Reading:
     rest_oldest_wait: float
     #: s, of a message in a lane that has none yet, with the queue's default weight
     worst_wait: float | None
+
+    def shortened(self, most: int) -> Reading:
+        """Return the reading with at most so many lanes named."""
+        if len(self.lanes) <= most and max(len(self.delayed), len(self.dead)) <= most:
+            return self
+        oldest = max([self.rest_oldest_wait, *(lane.stats.oldest_wait or 0.0 for lane in self.lanes[most:])])
+        return replace(
+            self,
+            lanes=self.lanes[:most],
+            delayed=dict(list(self.delayed.items())[:most]),
+            dead=dict(list(self.dead.items())[:most]),
+            rest_oldest_wait=oldest,
+        )
 
 
 class Meter:

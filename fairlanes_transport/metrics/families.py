@@ -76,7 +76,14 @@ class Families:
         self.up = GaugeMetricFamily("fairlanes_up", "1: the broker was read.", labels=())
         self.seconds = GaugeMetricFamily("fairlanes_scrape_seconds", "Time that this scrape took.", labels=())
         self.left_out = GaugeMetricFamily(
-            "fairlanes_scrape_queues_left_out", "Queues for which this scrape had no time.", labels=()
+            "fairlanes_scrape_queues_left_out",
+            "Queues beyond the cap, or for which this scrape had no time.",
+            labels=(),
+        )
+        self.lanes_left_out = GaugeMetricFamily(
+            "fairlanes_scrape_lanes_left_out",
+            "Lanes that are not named, as the cap of all queues is reached.",
+            labels=(),
         )
         self.queue = gauges(_QUEUE, "queue")
         self.lane = gauges(_LANE, "queue", "lane")
@@ -92,7 +99,7 @@ class Families:
 
     def all(self) -> Iterable[Metric]:
         """Every family."""
-        yield from (self.up, self.seconds, self.left_out)
+        yield from (self.up, self.seconds, self.left_out, self.lanes_left_out)
         yield from (*self.queue.values(), *self.totals.values(), self.waits)
         yield from (*self.lane.values(), self.served)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from fairlanes_transport.cli import fairlanes
 from fairlanes_transport.errors import OptionError
 from fairlanes_transport.metrics import REST, LanesCollector
 from fairlanes_transport.metrics.families import TOTALS
+from fairlanes_transport.metrics.server import MetricsServer, tls_context
 from tests.harness import Server, wait_for
 from tests.unit.rig import Rig, bury
 
@@ -55,7 +59,7 @@ class Scrape:
 def scraper(broker: Any, *args: Any, **options: Any) -> Callable[[], Scrape]:
     """A registry with a collector on it; each call scrapes."""
     registry = CollectorRegistry(auto_describe=True)
-    registry.register(LanesCollector(broker, *args, **options))
+    registry.register(LanesCollector(broker, *args, **{"fresh_seconds": 0, **options}))
     return lambda: Scrape(generate_latest(registry).decode())
 
 
@@ -141,6 +145,64 @@ def test_a_scrape_that_is_out_of_time_leaves_queues_out(rig: Rig) -> None:
     assert scraper(rig.link, timeout=0)()("scrape_queues_left_out", "") == 5
 
 
+class Counting:
+    """A broker that counts the commands that it runs."""
+
+    def __init__(self, link: Any) -> None:
+        self.link, self.count = link, 0
+
+    def call(self, *args: Any) -> Any:
+        self.count += 1
+        return self.link.call(*args)
+
+    def pipeline(self, commands: Any, **options: Any) -> Any:
+        self.count += 1
+        return self.link.pipeline(commands, **options)
+
+
+def test_one_reading_serves_all_scrapes_of_a_moment(rig: Rig) -> None:
+    fill(rig, a=3)
+    broker = Counting(rig.link)
+    scrape = scraper(broker, fresh_seconds=3600)
+    with ThreadPoolExecutor(8) as pool:
+        pages = [page.text for page in pool.map(lambda _: scrape(), range(40))]
+    assert len(set(pages)) == 1
+    once = broker.count
+    scrape()
+    assert broker.count == once
+    fresh = scraper(broker, fresh_seconds=0)
+    fresh()
+    fresh()
+    assert broker.count >= 2 * once
+
+
+def test_queues_and_lanes_are_capped_and_it_is_said_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("q1", "q2", "q3"):
+        rig.lanes.declare(name)
+    fill(rig, a=4, b=3, c=2)
+    rig.send("t", "d", due_ms=rig.later())
+    scrape = scraper(rig.link, max_queues=2, max_lanes=4)
+    page = scrape()
+    assert {queue for _, queue, _ in page.samples if queue} == {"q", "q1"}
+    assert (page("scrape_queues_left_out", ""), page("scrape_lanes_left_out", "")) == (2, 1)
+    assert page.lanes("lane_ready") == {"a": 4, "b": 3, REST: 2}
+    assert page.lanes("lane_oldest_wait_seconds")[REST] > 0
+    scrape()
+    (record,) = caplog.records
+    assert "2 queues and 1 lanes are left out: at most 2 queues are read and 4 lanes named" in record.getMessage()
+    # Who names queues has them all.
+    assert scraper(rig.link, ["q", "q1", "q2", "q3"], max_queues=2)()("scrape_queues_left_out", "") == 0
+
+
+def test_three_thousand_queues_are_a_bounded_page(rig: Rig) -> None:
+    for i in range(60):
+        rig.lanes.declare(f"q{i:02}")
+    few = len(scraper(rig.link, max_queues=20)().samples)
+    for i in range(60, 120):
+        rig.lanes.declare(f"q{i:02}")
+    assert len(scraper(rig.link, max_queues=20)().samples) == few
+
+
 def test_every_total_is_exposed() -> None:
     lua = Path(__file__).parents[2] / "fairlanes_transport/lua"
     counted = {name for file in lua.rglob("*.lua") for name in re.findall(r"\bcount\('(\w+)'", file.read_text())}
@@ -203,10 +265,9 @@ def exporter(server: Server) -> Iterator[Callable[..., str]]:
 
     def start(*args: str, url: str | None = None) -> str:
         command = [sys.executable, "-m", "fairlanes_transport.cli", "-b", url or server.url("fairlanes"), "exporter"]
-        process = subprocess.Popen(
-            [*command, "--port", "0", "--host", "127.0.0.1", *args], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([*command, "--port", "0", *args], stdout=subprocess.PIPE, text=True)
         processes.append(process)
+        start.pid = process.pid  # type: ignore[attr-defined]
         assert process.stdout is not None
         line = process.stdout.readline()
         return line.split()[-1]
@@ -219,8 +280,8 @@ def exporter(server: Server) -> Iterator[Callable[..., str]]:
         process.stdout.close()
 
 
-def get(url: str) -> Scrape:
-    with urllib.request.urlopen(url, timeout=10) as response:
+def get(url: str, context: ssl.SSLContext | None = None) -> Scrape:
+    with urllib.request.urlopen(url, timeout=10, context=context) as response:
         return Scrape(response.read().decode())
 
 
@@ -232,6 +293,98 @@ def test_the_exporter_serves(server: Server, exporter: Callable[..., str]) -> No
     rig.lanes.pause("q")
     wait_for(lambda: get(url)("queue_paused") == 1, 5, "the pause")
     rig.close()
+
+
+def test_the_exporter_is_for_this_machine_unless_told_otherwise(exporter: Callable[..., str]) -> None:
+    assert exporter(url=CLOSED).startswith("http://127.0.0.1:")
+    everywhere = exporter("--host", "0.0.0.0", url=CLOSED)
+    assert everywhere.startswith("http://0.0.0.0:")
+    assert get(everywhere)("up", "") == 0
+
+
+def threads(pid: int) -> int:
+    """The number of threads of a process."""
+    status = Path(f"/proc/{pid}/status").read_text("utf-8")
+    return int(re.findall(r"^Threads:\s+(\d+)", status, re.MULTILINE)[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_slow_clients_are_few_threads_and_go(exporter: Callable[..., str]) -> None:
+    url = exporter(url=CLOSED)
+    port = int(url.split(":")[2].split("/")[0])
+    clients = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(1000)]
+    try:
+        for client in clients[::100]:
+            with contextlib.suppress(OSError):
+                client.sendall(b"GET /metr")
+        assert threads(exporter.pid) < 80  # type: ignore[attr-defined]
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError):
+                return get(url)("up", "") == 0
+            return False
+
+        wait_for(answers, 30, "a scrape, once the silent ones are hung up on")
+        wait_for(lambda: threads(exporter.pid) < 10, 30, "the threads end")  # type: ignore[attr-defined]
+    finally:
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_visit_ends_however_slowly_it_goes_on(encrypted: bool, certificates: Path) -> None:
+    files = (str(certificates / "server.crt"), str(certificates / "server.key"), None)
+    context = tls_context(*files) if encrypted else None
+    server = MetricsServer("127.0.0.1", 0, CollectorRegistry(), context, visit_seconds=0.5)
+    server.start()
+    sent = 0
+    try:
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as client:
+            client.settimeout(0.1)
+            with contextlib.suppress(OSError):
+                while sent < 150:
+                    with contextlib.suppress(TimeoutError):
+                        if client.recv(100) == b"":
+                            break
+                    client.sendall(b"\x16" if encrypted and not sent else b"G")
+                    sent += 1
+    finally:
+        server.close()
+    assert sent < 150
+
+
+def test_the_exporter_speaks_tls(exporter: Callable[..., str], certificates: Path) -> None:
+    def file(name: str) -> str:
+        return str(certificates / name)
+
+    own = ("--tls-cert", file("server.crt"), "--tls-key", file("server.key"))
+    url = exporter(*own, url=CLOSED)
+    trusting = ssl.create_default_context(cafile=file("ca.crt"))
+    assert url.startswith("https://")
+    assert get(url, trusting)("up", "") == 0
+    with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+        get(url)
+    asking = exporter(*own, "--tls-client-ca", file("ca.crt"), url=CLOSED)
+    with pytest.raises(OSError):
+        get(asking, trusting)
+    trusting.load_cert_chain(file("client.crt"), file("client.key"))
+    assert get(asking, trusting)("up", "") == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--tls-key", "k"), "need --tls-cert"),
+        (("--tls-cert", "/gone.crt"), "the certificate '/gone.crt' cannot be used"),
+        (("--tls-cert", "{own}", "--tls-client-ca", "/gone.pem"), "the client CA '/gone.pem' cannot be used"),
+    ],
+)
+def test_wrong_files_of_the_exporter_are_named(certificates: Path, args: tuple[str, ...], told: str) -> None:
+    own = certificates / "both.pem"
+    own.write_text((certificates / "server.crt").read_text() + (certificates / "server.key").read_text())
+    result = CliRunner().invoke(fairlanes, ["-b", CLOSED, "exporter", *(arg.format(own=own) for arg in args)])
+    assert result.exit_code == 2
+    assert told in result.output
 
 
 def test_the_exporter_starts_without_a_broker(exporter: Callable[..., str]) -> None:
