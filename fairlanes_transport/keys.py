@@ -72,9 +72,9 @@ def base(queue: str, prefix: str = "") -> str:
     return f"{prefix}fairlanes:{LAYOUT}:{{{escaped}}}:"
 
 
-def queues(prefix: str = "") -> str:
+def queues(prefix: str = "", layout: int = LAYOUT) -> str:
     """Set of the names of all durable queues (not those with ``x-expires`` or auto-delete)."""
-    return f"{prefix}fairlanes:{LAYOUT}:queues"
+    return f"{prefix}fairlanes:{layout}:queues"
 
 
 def endings(exchange: str, prefix: str = "") -> str:

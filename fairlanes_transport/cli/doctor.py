@@ -1,4 +1,4 @@
-"""``fairlanes doctor``: the invariants of a queue on a live server, with ``--repair``."""
+"""``fairlanes doctor``: the invariants of a queue on a live server, with ``--repair``, and what puts it at risk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 from ..lanes.api import Lanes
 from ..lanes.checkup import Finding
-from ..lanes.doctor import Doctor, Report
+from ..lanes.doctor import Doctor, Report, Surroundings
 from . import rendering
 from .base import FAILED, answer, complete_queue, steering
 
@@ -14,18 +14,23 @@ from .base import FAILED, answer, complete_queue, steering
 @steering("doctor")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue)
 @click.option("--repair", is_flag=True, help="Mend what is found; what can still run is kept.")
-def doctor(lanes: Lanes, as_json: bool, *, queues: tuple[str, ...], repair: bool) -> int:
-    """Look for anything that contradicts itself in QUEUE, or in all durable queues.
+@click.option("--strict", is_flag=True, help="Exit code 1 for warnings too.")
+def doctor(lanes: Lanes, as_json: bool, *, queues: tuple[str, ...], repair: bool, strict: bool) -> int:
+    """Look for anything that contradicts itself in QUEUE, or in all durable queues, and warn of what puts it at risk.
 
-    Safe on a server under load.  Exit code 1: something was found, and is not repaired.
+    Safe on a server under load.  Exit code 1: something was found, and is not repaired.  Warnings are of the server
+    and of what else is on it; they change the exit code with --strict only.
     """
-    reports = [Doctor(lanes).check(queue, repair=repair) for queue in queues or lanes.queues()]
+    doctor, names = Doctor(lanes), queues or lanes.queues()
+    reports = [doctor.check(queue, repair=repair) for queue in names]
+    around = doctor.look_around(names)
     sound = all(report.sound for report in reports)
-    answer(as_json, {"sound": sound, "queues": reports}, lambda: _print(reports))
-    return 0 if sound else FAILED
+    data = {"sound": sound, "queues": reports, "warnings": around.warnings, "skipped": around.skipped}
+    answer(as_json, data, lambda: _print(reports, around))
+    return 0 if sound and not (strict and around.warnings) else FAILED
 
 
-def _print(reports: list[Report]) -> None:
+def _print(reports: list[Report], around: Surroundings) -> None:
     for report in reports:
         looked = f"{report.lanes} lanes, {report.messages} messages"
         verdict = f"{len(report.findings)} findings" if report.findings else "sound"
@@ -34,6 +39,10 @@ def _print(reports: list[Report]) -> None:
             click.echo(f"  {_line(finding)}")
         for reason in report.skipped:
             click.echo(rendering.printable(f"  not looked at: {reason}"))
+    for warning in around.warnings:
+        click.echo(rendering.printable(f"warning: {warning.risk.value}: {warning.what}"))
+    for reason in around.skipped:
+        click.echo(rendering.printable(f"not looked at: {reason}"))
 
 
 def _line(finding: Finding) -> str:

@@ -49,8 +49,8 @@ class Lanes:
     """
 
     def __init__(self, broker: Any, **options: Any) -> None:
-        commands, prefix = reach(broker, options)
-        self.store = Store(commands, prefix)
+        commands, self.options = reach(broker, options)
+        self.store = Store(commands, self.options.global_keyprefix)
         self.browser = Browser(commands, self.store)
 
     # queues

@@ -14,13 +14,16 @@ from typing import Any, Final
 from redis.exceptions import ResponseError
 
 from .. import keys
+from ..envelope import tenant_name
+from ..errors import TenantError
 from .api import Lanes
 from .browse import LANES_AT_ONCE, Browser
 from .checkup import RECORD, Finding, Kind, imbalance, judge_lane, judge_message, judge_token
 from .reach import checked
 from .replies import headers_of, pairs, raw, text
+from .surroundings import Risk, Surroundings, look_around
 
-__all__ = ["Doctor", "Finding", "Kind", "Report"]
+__all__ = ["Doctor", "Finding", "Kind", "Report", "Risk", "Surroundings"]
 
 #: Things looked at per command.
 PAGE: Final = 100
@@ -50,24 +53,16 @@ class Doctor:
     """Looks after one broker's queues.
 
     Args:
-        lanes: the broker.
-        default_tenant: lane of messages whose record is lost and whose envelope names no tenant.
-        tenant_header: header that names it.
+        lanes: the broker. Its options ``tenant_header`` and ``default_tenant`` say in which lane a message belongs
+            whose record is lost.
         patience: seconds that a wake token may be missing before that is a finding.
     """
 
-    def __init__(
-        self,
-        lanes: Lanes,
-        *,
-        default_tenant: str = "default",
-        tenant_header: str = "tenant",
-        patience: float = PATIENCE,
-    ) -> None:
+    def __init__(self, lanes: Lanes, *, patience: float = PATIENCE) -> None:
         self.lanes = lanes
         self.store = lanes.store
         self.browser: Browser = lanes.browser
-        self.default_tenant, self.tenant_header, self.patience = default_tenant, tenant_header, patience
+        self.patience = patience
 
     def check(self, queue: str, *, repair: bool = False) -> Report:
         """Look at the whole queue.
@@ -80,6 +75,10 @@ class Doctor:
         """
         self.lanes.snapshot(queue)
         return _Visit(self, queue, repair).report()
+
+    def look_around(self, queues: Iterable[str]) -> Surroundings:
+        """Look for what puts these queues at risk: the server's settings, and messages that nobody here serves."""
+        return look_around(self.browser.commands, self.store.prefix, queues)
 
 
 class _Visit:
@@ -233,8 +232,11 @@ class _Visit:
     def _tenant(self, tag: str) -> str:
         """The lane that a message without a record belongs to."""
         envelope = self.browser.commands.call("HGET", self.browser.key(self.queue, "envelope"), raw(tag))
-        named = headers_of(envelope)[0].get(self.doctor.tenant_header)
-        return str(named) if isinstance(named, (str, int)) and named != "" else self.doctor.default_tenant
+        options = self.doctor.lanes.options
+        try:
+            return tenant_name(headers_of(envelope)[0].get(options.tenant_header))
+        except TenantError:
+            return options.default_tenant
 
     def _examine_lanes(self, names: list[str]) -> None:
         now, seen = self.store.lanes(self.queue, [raw(name) for name in names])

@@ -12,8 +12,8 @@ from ..options import Options
 from ..scripts import Caller
 
 
-def reach(broker: Any, options: dict[str, Any]) -> tuple[Caller, str]:
-    """(What runs commands on the broker, its ``global_keyprefix``).
+def reach(broker: Any, options: dict[str, Any]) -> tuple[Caller, Options]:
+    """Return what runs commands on the broker, and its options.
 
     Args:
         broker: a URL, a Celery app, a kombu connection, or what runs commands.
@@ -25,14 +25,14 @@ def reach(broker: Any, options: dict[str, Any]) -> tuple[Caller, str]:
     """
     if isinstance(broker, str):
         settings = Options.from_transport_options(options)
-        return Link.first(Address.all_from_url(broker, settings), settings), settings.global_keyprefix
+        return Link.first(Address.all_from_url(broker, settings), settings), settings
     if hasattr(broker, "connection_for_write"):
         broker = broker.connection_for_write()
     if hasattr(broker, "transport_options"):
         settings = Options.from_transport_options({**(broker.transport_options or {}), **options})
-        return Link.first(_addresses(broker, settings), settings), settings.global_keyprefix
+        return Link.first(_addresses(broker, settings), settings), settings
     if hasattr(broker, "call") and hasattr(broker, "pipeline"):
-        return broker, Options.from_transport_options(options).global_keyprefix
+        return broker, Options.from_transport_options(options)
     raise OptionError(f"a broker is a URL, a Celery app or a kombu connection, not {type(broker).__name__}")
 
 

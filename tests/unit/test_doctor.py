@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -10,13 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
+from click.testing import CliRunner, Result
+from kombu import Connection
 
 from fairlanes_transport import keys
+from fairlanes_transport.cli import fairlanes
 from fairlanes_transport.errors import QueueAbsent
+from fairlanes_transport.lanes.api import Lanes
 from fairlanes_transport.lanes.checkup import Kind
 from fairlanes_transport.lanes.doctor import Doctor
 from fairlanes_transport.store import FailurePolicy, Fence, Store
-from tests.harness import Server
+from tests.harness import Server, wait_for
 from tests.invariants import check
 from tests.unit.rig import Command, Rig, bury
 
@@ -262,11 +267,98 @@ def test_the_command(command: Command) -> None:
     report = command.json("doctor", code=1)
     assert (report["sound"], report["queues"][0]["findings"][0]["kind"]) == (False, "lane off the ring")
     assert "(repaired)" in command.run("doctor", "--repair").output
-    assert command.json("doctor") == {
-        "sound": True,
-        "queues": [{"queue": "q", "findings": [], "lanes": 1, "messages": 1, "skipped": []}],
-    }
+    report = command.json("doctor")
+    assert (report["sound"], report["skipped"]) == (True, [])
+    assert report["queues"] == [{"queue": "q", "findings": [], "lanes": 1, "messages": 1, "skipped": []}]
     command.run("doctor", "absent", code=1)
+
+
+# the options decide in which lane a message belongs
+
+
+@pytest.mark.parametrize(
+    ("headers", "lane"),
+    [
+        ({"customer": "acme"}, "acme"),
+        ({"customer": 7}, "7"),
+        ({"tenant": "acme"}, "shared"),
+        ({"customer": True}, "shared"),
+        ({"customer": "x" * 300}, "shared"),
+        ({}, "shared"),
+    ],
+)
+def test_a_message_without_a_record_goes_where_the_options_say(
+    command: Command, headers: dict[str, object], lane: str
+) -> None:
+    envelope = json.dumps({"headers": {"id": "t", "task": "t.run", **headers}, "properties": {}})
+    command.store.enqueue("q", "t", "acme", envelope, b"[]")
+    for part in ("message", "ready:acme", "ring", "lanes"):
+        command.client.delete(keys.base("q") + part)
+    command.run("-o", "tenant_header=customer", "-o", "default_tenant=shared", "doctor", "q", "--repair")
+    assert [message.task_id for message in command.lanes.peek("q", lane)] == ["t"]
+    command.check()
+
+
+# what puts messages at risk, though nothing is broken
+
+
+def risks(server: Server, *queues: str) -> dict[str, str]:
+    """Risk -> what is said of it."""
+    rig = Rig(server.client())
+    around = Doctor(rig.lanes).look_around(queues or ("q",))
+    rig.close()
+    assert around.skipped == ()
+    return {advice.risk.name: advice.what for advice in around.warnings}
+
+
+def test_a_server_that_keeps_messages_has_no_warning(fresh_server: Callable[..., Server]) -> None:
+    master = fresh_server("--appendonly", "yes")
+    replica = fresh_server("--replicaof", f"127.0.0.1 {master.port}")
+    wait_for(lambda: master.client().info("replication")["connected_slaves"] == 1, 20, "the replica")
+    assert risks(master) == {}
+    lanes = Lanes(replica.url("fairlanes"))
+    assert "IS_REPLICA" in {advice.risk.name for advice in Doctor(lanes).look_around(["q"]).warnings}
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_does_not_is_warned_of(fresh_server: Callable[..., Server], policy: str) -> None:
+    found = risks(fresh_server("--maxmemory-policy", policy))
+    assert set(found) == {"EVICTION", "NOT_ON_DISK", "NO_REPLICA"}
+    assert policy in found["EVICTION"]
+
+
+def test_messages_that_nobody_here_serves_are_warned_of(server: Server) -> None:
+    client = server.client()
+    assert not {"OTHER_LAYOUT", "KOMBU_LIST"} & set(risks(server))
+    client.sadd("fairlanes:2:queues", "celery", "later")
+    with Connection(server.url("redis")) as kombu:
+        for priority in (0, 6):
+            kombu.Producer().publish("x", routing_key="celery", priority=priority)
+    found = risks(server)
+    assert "layout 2 has 2 queues (celery, later)" in found["OTHER_LAYOUT"]
+    assert "list 'celery' holds 2 messages" in found["KOMBU_LIST"]
+    client.hset("unacked", "t", "x")
+    assert "1 messages are held by workers on redis://" in risks(server)["KOMBU_LIST"]
+    # Something else of that name is none of our business.
+    client.delete("celery", "unacked", "celery\x06\x166")
+    client.set("celery", "x")
+    assert "KOMBU_LIST" not in risks(server)
+
+
+def test_warnings_are_no_findings(fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server("--maxmemory-policy", "allkeys-lru")
+    Lanes(server.url("fairlanes")).declare("q")
+
+    def run(*args: str) -> Result:
+        return CliRunner().invoke(fairlanes, ["-b", server.url("fairlanes"), "doctor", *args])
+
+    done = run()
+    assert done.exit_code == 0
+    assert "q: sound" in done.output
+    assert "warning: the server may evict keys: maxmemory-policy is allkeys-lru: set noeviction" in done.output
+    assert run("--strict").exit_code == 1
+    report = json.loads(run("--json").output)
+    assert (report["sound"], report["warnings"][0]["risk"]) == (True, "the server may evict keys")
 
 
 def consume(rig: Rig, seed: int, ended: threading.Event) -> None:

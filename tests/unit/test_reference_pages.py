@@ -11,6 +11,7 @@ from fairlanes_transport.cli import COMMANDS, fairlanes
 from fairlanes_transport.cli.top import SORTS
 from fairlanes_transport.lanes.api import Lanes
 from fairlanes_transport.lanes.checkup import Kind
+from fairlanes_transport.lanes.surroundings import Risk
 from tests.harness import ROOT
 
 CLI = (ROOT / "docs/reference/cli.md").read_text("utf-8")
@@ -46,6 +47,8 @@ def test_every_finding_and_key_is_explained() -> None:
     for kind in Kind:
         # Two findings may share a line: "message in no set, in two sets".
         assert all(word in table for word in kind.value.split()), kind
+    for risk in Risk:
+        assert f"| {risk.value} |" in table
     keys = CLI[CLI.index("### `top`") :]
     assert all(f"`{key}`" in keys for key in SORTS)
 
