@@ -438,8 +438,8 @@ def _expires(queue: str, arguments: dict[str, Any]) -> int:
     value = arguments.get("x-expires")
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise OptionError(f"queue {queue!r}: x-expires is {value!r}; it must be milliseconds above zero")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 1e15:
+        raise OptionError(f"queue {queue!r}: x-expires is {value!r}; it must be milliseconds, 1 or more")
     return int(value)
 
 

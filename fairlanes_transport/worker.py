@@ -12,7 +12,7 @@ import functools
 import logging
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -23,6 +23,7 @@ from celery.exceptions import Reject, TaskRevokedError
 from celery.worker import state
 from kombu.message import Message
 from kombu.utils.encoding import safe_repr, safe_str
+from kombu.utils.url import maybe_sanitize_url
 
 from . import control, tenancy
 from .errors import connection_errors, unreachable
@@ -139,11 +140,15 @@ def _failure(*reply: Any) -> str | None:
 
 
 def _without_secrets(told: Any) -> Any:
-    if not isinstance(told, dict):
-        return told
-    return {
-        name: "**" if value and _SECRET.search(str(name)) else _without_secrets(value) for name, value in told.items()
-    }
+    """Return what is told with stars in place of passwords, in options and in URLs, at any depth."""
+    if isinstance(told, Mapping):
+        return {
+            name: "**" if value and _SECRET.search(str(name)) else _without_secrets(value)
+            for name, value in told.items()
+        }
+    if isinstance(told, (list, tuple)):
+        return [_without_secrets(value) for value in told]
+    return maybe_sanitize_url(told)
 
 
 class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]

@@ -87,6 +87,10 @@ class Site:
         app.conf.update(broker_transport_options=OPTIONS, task_ignore_result=True)
         return app
 
+    def users(self, *commands: str) -> set[str]:
+        """Whose connections had one of these commands last."""
+        return {client["user"] for client in self.admin.client_list() if client["cmd"] in commands}
+
     def denied(self) -> set[tuple[Any, Any]]:
         """What was denied since the last call: (reason, command, key or channel)."""
         entries = {(entry["reason"], entry["object"]) for entry in self.admin.acl_log()}
@@ -101,8 +105,9 @@ class Site:
 
 
 @pytest.fixture
-def site(fresh_server: Callable[..., Server]) -> Iterator[Site]:
+def site(fresh_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A server with the three users of the page."""
+    monkeypatch.delenv("CELERY_BROKER_URL", raising=False)  # Celery would prefer it
     made = Site(fresh_server())
     yield made
     made.link.close()
@@ -181,11 +186,13 @@ def test_a_worker_works(site: Site, tmp_path: Path) -> None:
     (tmp_path / "rights.py").write_text(code, "utf-8")
     command = [sys.executable, "-m", "celery", "-A", "rights", "worker", "-c", "1", "-E", "-P", "threads"]
     producer, worker = site.app("producer"), site.app("worker")
+    env = {**environment(site.server), "CELERY_BROKER_URL": site.url("worker")}
     with (
         (tmp_path / "log").open("wb") as log,
-        GuardedProcess(command, env=environment(site.server), cwd=str(tmp_path), stdout=log) as process,
+        GuardedProcess(command, env=env, cwd=str(tmp_path), stdout=log) as process,
     ):
         wait_for(lambda: worker.control.ping(timeout=0.5), 30, "a worker that answers")
+        assert site.users("blpop", "psubscribe") == {"worker"}
         for again in (False, True):
             producer.send_task("rights.work", (again,), headers={"tenant": "acme"})
         wait_for(lambda: site.lanes.snapshot("celery").totals.get("acked") == 3, 20, "three acks")

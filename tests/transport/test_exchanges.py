@@ -323,7 +323,10 @@ def test_bindings_of_others_are_left_alone(connection: Connection, server: Serve
 
 
 @ours
-@pytest.mark.parametrize("arguments", [{"x-expires": 0}, {"x-expires": "soon"}, {"x-expires": True}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"x-expires": 0}, {"x-expires": "soon"}, {"x-expires": True}, {"x-expires": 0.5}, {"x-expires": float("inf")}],
+)
 def test_an_end_that_is_no_time_is_refused(connection: Connection, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="x-expires"):
         connection.default_channel.queue_declare("q", arguments=arguments)
