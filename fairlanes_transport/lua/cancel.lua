@@ -6,7 +6,7 @@
 -- RETURNS  per tag 1 removed, 0 leased or dead, -1 no such message
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 begin_writes()
 local now, q, answers, removed = now_ms(ARGV[1]), queue_state(), {}, 0

@@ -15,7 +15,7 @@
 --            then per message: tag, attempt, failures, lane, born (ms), envelope, body }
 -- ERRORS   none
 -- COST     O(max * log n); one lookup when the queue is empty
---@include clock record settings ring wake failure sweep waits
+--@include clock record settings ring wake touch failure sweep waits
 
 begin_writes()
 if redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 then

@@ -13,7 +13,7 @@
 -- RETURNS  number of settings that the lane has now
 -- ERRORS   FLARG a field is unknown, or a value out of range; nothing was changed
 -- COST     O(log n) of the ring
---@include clock checks record settings ring wake
+--@include clock checks record settings ring wake touch
 
 for i = 3, #ARGV, 2 do
   local refused = refusal(ARGV[i], ARGV[i + 1], OF_A_LANE)

@@ -8,7 +8,7 @@
 -- RETURNS  1 the queue is new, 0 it was there
 -- ERRORS   FLARG a default is unknown, or a value out of range; nothing was changed
 -- COST     O(number of defaults); when one has changed, O(log n) for each of at most 1,000 lanes
---@include clock checks record settings ring wake
+--@include clock checks record settings ring wake touch
 
 for i = 3, #ARGV, 2 do
   local refused = refusal(ARGV[i], ARGV[i + 1], OF_A_QUEUE)

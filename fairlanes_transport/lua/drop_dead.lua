@@ -5,7 +5,7 @@
 -- RETURNS  number of messages dropped; a tag that is not dead is passed over
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings wake
+--@include clock record settings touch
 
 begin_writes()
 local dropped = 0

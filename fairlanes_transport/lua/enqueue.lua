@@ -18,7 +18,7 @@
 -- ERRORS   FLARG an argument is empty, no number or out of range; FLFULL the lane holds max_size ready messages;
 --          FLABSENT no such queue (must_exist)
 -- COST     O(log n) of the lane and of the ring
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 if redis.replicate_commands then redis.replicate_commands() end
 local now, tag, lane = now_ms(ARGV[1]), ARGV[2], ARGV[3]

@@ -6,7 +6,7 @@
 -- RETURNS  { expired leases, due messages }; 100 of each at most
 -- ERRORS   none
 -- COST     O(100 * log n)
---@include clock record settings ring wake failure sweep
+--@include clock record settings ring wake touch failure sweep
 
 begin_writes()
 local now = now_ms(ARGV[1])

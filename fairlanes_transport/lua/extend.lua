@@ -9,7 +9,7 @@
 -- RETURNS  per message 1 done, 0 stale, -1 gone
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings ring wake fence
+--@include clock record settings touch fence
 
 begin_writes()
 local deadline = now_ms(ARGV[1]) + tonumber(ARGV[2])

@@ -9,7 +9,7 @@
 -- RETURNS  need 0|1
 -- ERRORS   none
 -- COST     O(log n) per task
---@include clock record settings ring wake work
+--@include clock record settings ring wake touch work
 
 begin_writes()
 local now, q = now_ms(ARGV[1]), queue_state()

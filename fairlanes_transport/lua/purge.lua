@@ -11,7 +11,7 @@
 -- RETURNS  { removed, before, born, after, passed, 1 done | 0 call again with these }
 -- ERRORS   none
 -- COST     O(most * log n)
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 begin_writes()
 local now, q = now_ms(ARGV[1]), queue_state()

@@ -5,7 +5,7 @@
 -- RETURNS  need 0|1
 -- ERRORS   none
 -- COST     O(1)
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 begin_writes()
 local q = queue_state()

@@ -8,7 +8,7 @@
 -- RETURNS  number of messages redriven; a tag that is not dead is passed over
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 begin_writes()
 local now, q, redriven = now_ms(ARGV[1]), queue_state(), 0

@@ -11,7 +11,7 @@
 -- RETURNS  1 done, 0 stale, -1 gone
 -- ERRORS   none
 -- COST     O(log n)
---@include clock record settings ring wake failure fence
+--@include clock record settings ring wake touch failure fence
 
 begin_writes()
 local now, tag = now_ms(ARGV[1]), ARGV[2]

@@ -8,7 +8,7 @@
 -- RETURNS  per message 1 done, 0 stale, -1 gone
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings ring wake fence
+--@include clock record settings ring wake touch fence
 
 begin_writes()
 local now, q = now_ms(ARGV[1]), queue_state()

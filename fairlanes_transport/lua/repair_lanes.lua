@@ -6,7 +6,7 @@
 -- RETURNS  need 0|1
 -- ERRORS   none
 -- COST     O(log n) per lane
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 begin_writes()
 local now, q = now_ms(ARGV[1]), queue_state()

@@ -11,7 +11,7 @@
 -- RETURNS  per message 1 kept, 0 removed
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 -- leave(lane, tag, but): out of every set but the one of that name.
 local function leave(lane, tag, but)

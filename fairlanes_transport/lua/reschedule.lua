@@ -7,7 +7,7 @@
 -- RETURNS  number of messages found delayed; others are passed over
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 begin_writes()
 local now, q, found = now_ms(ARGV[1]), queue_state(), 0

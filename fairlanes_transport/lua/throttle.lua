@@ -8,7 +8,7 @@
 -- RETURNS  ms from now until the throttle ends
 -- ERRORS   FLARG the period is no number of ms from 0 to 2^40 (34 years)
 -- COST     O(log n) of the ring
---@include clock record settings ring wake
+--@include clock record settings ring wake touch
 
 local period = tonumber(ARGV[3])
 if not period or not (period >= 0 and period <= 2 ^ 40) then
