@@ -10,7 +10,8 @@ part       type   meaning
 queue      hash   the queue's state and its lanes' defaults: ``vt`` (virtual time), ``arrivals`` (counter),
                   ``paused``, ``keeper`` + ``keeper_until`` (timekeeper), ``deputy`` + ``deputy_until``,
                   ``expires`` (ms), ``weight``, ``limit``, ``rate``, ``burst``, ``max_size``,
-                  ``fairness``, ``mean`` (seconds)
+                  ``fairness``, ``mean`` (seconds), ``life`` (see below), ``finished_since``, ``seen`` (ms; last
+                  claim or renewal, about), ``grace`` (ms until which no lease is taken)
 totals     hash   counters since the queue began: enqueued, claimed, acked, released, expired, rejected, ...; a
                   histogram of waits: ``wait_le_<ms>``, ``wait_ms``
 ring       zset   lane -> virtual time of its next turn; exactly the lanes that can be served now
@@ -24,7 +25,14 @@ leases     zset   tag -> deadline (ms); claimed messages and running slots
 delayed    zset   tag -> due time (ms)
 dead       zset   tag -> time of death (ms)
 reasons    hash   tag -> why a dead message died
-finished   zset   tag -> time (ms); recently acked, so that a retried publish does not run twice
+finished   set    tags acked in the last minutes, so that a retried publish does not run twice
+previous   set    the same of the five minutes before
+ends       zset   in a queue with an end: lane -> time (ms) at which its keys end if they are not used
+throttled  zset   lane -> time (ms) at which its throttle ends; expires with the last one
+ruin       string life of a deleted queue whose lanes' keys are being removed
+ruinlanes  zset   the names of its lanes
+ruinconfigured zset its lanes that had settings
+ruinthrottled zset its lanes that were throttled
 wake       list   at most one token; parked consumers block on it
 ---------- ------ ------------------------------------------------------------ one key per lane:
 ready:     zset   tag -> order (priority * 2^49 + arrival)
@@ -34,6 +42,9 @@ throttle:  string time (ms) until which the lane is off the ring; expires then
 bucket:    hash   rate bucket: tokens, at (ms); expires when full
 work:      hash   fairness by time: mean (s), debt (s); expires after an hour
 ========== ====== ================================================================================
+
+A queue with an end, and one that is declared while a deleted one of its name is being removed, has a life: its
+lanes' keys are ``ready@<life>:<lane>`` and so on.  Nothing of an earlier life is found by their names.
 """
 
 from __future__ import annotations
@@ -46,7 +57,8 @@ LAYOUT: Final = 1
 #: Parts that exist once per queue.
 QUEUE_PARTS: Final = (
     "queue", "totals", "ring", "waiting", "lanes", "configured", "message", "envelope", "body",
-    "leases", "delayed", "dead", "reasons", "finished", "wake",
+    "leases", "delayed", "dead", "reasons", "finished", "previous", "wake", "ends", "throttled",
+    "ruin", "ruinlanes", "ruinconfigured", "ruinthrottled",
 )  # fmt: skip
 
 #: Parts that exist once per lane; the lane's name follows.
@@ -82,6 +94,17 @@ def endings(exchange: str, prefix: str = "") -> str:
     return f"{prefix}fairlanes:{LAYOUT}:endings:{exchange}"
 
 
-def part(queue_base: str, name: str, lane: str = "") -> str:
-    """The key of part `name` (one of `PARTS`) under `queue_base`."""
+def part(queue_base: str, name: str, lane: str = "", life: str = "") -> str:
+    """The key of part `name` (one of `PARTS`) under `queue_base`; a lane's in this life of the queue."""
+    if life and name in LANE_PARTS:
+        return f"{queue_base}{name}@{life}:{lane}"
     return f"{queue_base}{PARTS[name]}{lane}"
+
+
+def split(rest: str) -> tuple[str, str, str | None] | None:
+    """(Part, life, lane or None) of what stands behind the base of a key; None: no key of ours."""
+    head, colon, lane = rest.partition(":")
+    name, _, life = head.partition("@")
+    if PARTS.get(name) != name + colon or (life and not colon):
+        return None
+    return name, life, lane if colon else None

@@ -87,11 +87,12 @@ def _code(path: str) -> list[tuple[str, tuple[str, int]]]:
 
 def _prelude(code: str) -> str:
     """Spell the keys that `code` uses, as the table ``K``."""
-    used = sorted(set(_KEY.findall(code)))
+    used = sorted(set(_KEY.findall(code)) - {"base"})
     unknown = [name for name in used if name not in keys.PARTS]
     if unknown:
         raise ScriptError(f"unknown key part K.{unknown[0]}; keys.py lists the parts")
-    spelled = "local K = {{ {} }}".format(", ".join(f"{name} = KEYS[1] .. '{keys.PARTS[name]}'" for name in used))
+    parts = ["base = KEYS[1]", *(f"{name} = KEYS[1] .. '{keys.PARTS[name]}'" for name in used)]
+    spelled = f"local K = {{ {', '.join(parts)} }}"
     # One line, so that the lines of an error are counted alike in every script.
     return " ".join([spelled, *(table for name, table in _tables().items() if re.search(rf"\b{name}\b", code))])
 

@@ -6,6 +6,7 @@ The server decides everything by its own clock; `Store.now` is for tests that pa
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import uuid
@@ -18,6 +19,8 @@ from typing import Any, NamedTuple
 
 from . import keys, scripts
 from .errors import LaneFull, QueueAbsent
+
+logger = logging.getLogger(__name__)
 
 
 class WillPark(IntEnum):
@@ -73,6 +76,8 @@ class Turn:
     due_in: int | None
     claimed: tuple[Claimed, ...] = ()
     answers: tuple[Answer, ...] = ()
+    #: nobody has declared the queue, or the server has forgotten it
+    forgotten: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ NOTHING: Mapping[Fence, int] = MappingProxyType({})
 
 
 def _read_acks(reply: Any) -> Turn:
-    return Turn(bool(reply[0]), _due(reply[1]), answers=tuple(map(Answer, reply[2:])))
+    return Turn(bool(reply[0] & 1), _due(reply[1]), answers=tuple(map(Answer, reply[2:])), forgotten=reply[0] > 1)
 
 
 def _flat(fences: Iterable[Fence]) -> list[Any]:
@@ -214,7 +219,13 @@ class Store:
                 ``fairness`` (``"count"`` or ``"time"``); None unsets one.
         """
         pairs = [x for name, v in defaults.items() for x in (name, "" if v is None else v)]
-        return bool(self._run("declare", queue, self._now(), expires_ms, *pairs))
+        new, more = False, True
+        while more:
+            was_new, more, refused = self._run("declare", queue, self._now(), expires_ms, *pairs)
+            new = new or bool(was_new)
+        if refused:
+            logger.warning("queue %r holds too many lanes to be given an end; it stays without one", queue)
+        return new
 
     def enqueue(
         self,
@@ -229,11 +240,13 @@ class Store:
         cost: float = 1.0,
         must_exist: bool = False,
         admit: bool = False,
+        ends_ms: int = 0,
     ) -> bool:
         """Store a message; False: its tag is known, nothing was done.
 
         Args:
             admit: let it in though the lane is full.
+            ends_ms: a queue that is not there ends after so long without use; 0 = never.
 
         Raises:
             LaneFull: the lane holds ``max_size`` ready messages.
@@ -242,7 +255,7 @@ class Store:
         """
         numbers = (priority, due_ms, cost, int(must_exist), int(admit))
         try:
-            return bool(self._run("enqueue", queue, self._now(), tag, lane, *numbers, envelope, body))
+            return bool(self._run("enqueue", queue, self._now(), tag, lane, *numbers, envelope, body, ends_ms))
         except LaneFull as exc:
             raise LaneFull(lane=lane, queue=queue, size=exc.size, max_size=exc.max_size) from exc.__cause__
         except QueueAbsent as exc:
@@ -280,7 +293,7 @@ class Store:
                 )
                 for tag, attempt, failures, lane, born, envelope, body in zip(*[iter(reply[2:])] * 7)
             )  # fmt: skip
-            return Turn(bool(reply[0]), _due(reply[1]), claimed=claimed)
+            return Turn(bool(reply[0] & 1), _due(reply[1]), claimed=claimed, forgotten=reply[0] > 1)
 
         return self._request(
             "claim", queue, read,
@@ -390,9 +403,20 @@ class Store:
 
     def delete(self, queue: str, *, if_empty: bool = False) -> bool:
         """Delete the queue with everything in it; False: it was not empty (`if_empty`)."""
-        while (reply := self._run("delete", queue, int(if_empty))) == 0:
-            pass
+        taken = 0
+        while (reply := self._run("delete", queue, int(if_empty), taken)) not in (1, -1):
+            taken = int(taken or reply == 2)
         return bool(reply == 1)
+
+    def clear_ruins(self, queue: str) -> None:
+        """Remove what is left of a deleted queue, where that was interrupted."""
+        while self._run("delete", queue, 0, 1) != 1:
+            pass
+
+    def life(self, queue: str) -> str:
+        """What the names of the lanes' keys carry in this life of the queue; mostly nothing."""
+        life = self.caller.call("HGET", keys.part(keys.base(queue, self.prefix), "queue"), "life")
+        return (life or b"").decode()
 
     def expires(self, queue: str) -> int:
         """Ms without use after which the queue is gone; 0: never."""

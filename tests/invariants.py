@@ -22,6 +22,8 @@ LEFT = ("acked", "trimmed", "purged", "cancelled", "moved_out")
 ENTERED = ("enqueued", "moved_in")
 
 _ORDER_BITS = 2**49
+#: What the queue notes of its use; `State.flat` leaves it out.
+NOTES = ("queue/seen", "queue/finished_since")
 
 # Everything under a base, as one list: time, then per key its name, kind, ms to live and content.
 _DUMP = """
@@ -35,6 +37,7 @@ local readers = {
 local kinds = {
   queue = 'hash', totals = 'hash', message = 'hash', envelope = 'hash', body = 'hash', reasons = 'hash',
   settings = 'hash', bucket = 'hash', work = 'hash', flight = 'set', wake = 'list', throttle = 'string',
+  finished = 'set', previous = 'set', ruin = 'string',
 }
 local time = redis.call('TIME')
 local out = { time[1] * 1000 + math.floor(time[2] / 1000) }
@@ -89,7 +92,14 @@ class State:
     delayed: dict[str, float] = field(default_factory=dict)
     dead: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    finished: dict[str, float] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+    previous: set[str] = field(default_factory=set)
+    ends: dict[str, float] = field(default_factory=dict)
+    throttled: dict[str, float] = field(default_factory=dict)
+    ruin: dict[str, str] = field(default_factory=dict)
+    ruinlanes: dict[str, float] = field(default_factory=dict)
+    ruinconfigured: dict[str, float] = field(default_factory=dict)
+    ruinthrottled: dict[str, float] = field(default_factory=dict)
     wake: list[bytes] = field(default_factory=list)
     ready: dict[str, dict[str, float]] = field(default_factory=dict)
     flight: dict[str, set[str]] = field(default_factory=dict)
@@ -98,6 +108,8 @@ class State:
     bucket: dict[str, dict[str, str]] = field(default_factory=dict)
     work: dict[str, dict[str, str]] = field(default_factory=dict)
     ttl: dict[str, int] = field(default_factory=dict)
+    #: keys of lanes of an earlier life: their names without the base -> ms to live, -1 for ever
+    earlier: dict[str, int] = field(default_factory=dict)
     #: keys under the base that are none of ours
     unknown: list[str] = field(default_factory=list)
 
@@ -144,7 +156,9 @@ class State:
         flat: dict[str, Any] = {"wake": len(self.wake)} if self.wake else {}
         for part in keys.QUEUE_PARTS:
             if part != "wake":
-                flat.update({f"{part}/{member}": value for member, value in getattr(self, part).items()})
+                found = getattr(self, part)
+                members = dict.fromkeys(found, True) if isinstance(found, set) else found
+                flat.update({f"{part}/{member}": value for member, value in members.items()})
         for part in keys.LANE_PARTS:
             for lane, value in getattr(self, part).items():
                 if part == "throttle":
@@ -152,7 +166,7 @@ class State:
                 else:
                     members = dict.fromkeys(value, True) if isinstance(value, set) else value
                     flat.update({f"{part}:{lane}/{member}": v for member, v in members.items()})
-        return flat
+        return {name: value for name, value in flat.items() if name not in NOTES}
 
 
 def _text(raw: bytes) -> str:
@@ -170,6 +184,8 @@ def _value(part: str, kind: str, content: Any) -> Any:
         return {name: float(score) for name, score in _pairs(content).items()}
     if kind == "set":
         return {_text(member) for member in content}
+    if part == "ruin":
+        return {"life": _text(content[0])}
     if kind == "string":
         return int(content[0])
     if kind == "list":
@@ -188,14 +204,20 @@ def dump(client: redis.Redis, queue: str, prefix: str = "") -> State:
     pattern = "".join(f"\\{c}" if c in "*?[]^\\" else c for c in base) + "*"
     reply = client.eval(_DUMP, 0, pattern, base)
     state = State(time=int(reply[0]))
-    for key, kind, ttl, content in reply[1:]:
-        name = _text(key).removeprefix(base)
-        part, colon, lane = name.partition(":")
-        if keys.PARTS.get(part) != part + colon:
+    found = {_text(key).removeprefix(base): rest for key, *rest in reply[1:]}
+    life = _pairs(found["queue"][2]).get("life", b"").decode() if "queue" in found else ""
+    ruin = _text(found["ruin"][2][0]) if "ruin" in found else None
+    for name, (kind, ttl, content) in found.items():
+        split = keys.split(name)
+        if split is None:
             state.unknown.append(name)
             continue
+        part, of, lane = split
+        if lane is not None and (of != life or of == ruin):
+            state.earlier[name] = ttl
+            continue
         value = _value(part, _text(kind), content)
-        if colon:
+        if lane is not None:
             getattr(state, part)[lane] = value
         else:
             setattr(state, part, value)

@@ -7,7 +7,7 @@ two commands is left out, and pages by position may skip or repeat a message.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .. import keys
@@ -33,8 +33,15 @@ class Browser:
         self.store = store
 
     def key(self, queue: str, part: str, lane: str = "") -> Any:
-        """The key of a part of the queue, or of one of its lanes."""
-        return raw(keys.part(keys.base(queue, self.store.prefix), part, lane))
+        """The key of a part of the queue, or of one of its lanes; of many lanes see `lane_keys`."""
+        if lane:
+            return self.lane_keys(queue, part, [lane])[0]
+        return raw(keys.part(keys.base(queue, self.store.prefix), part))
+
+    def lane_keys(self, queue: str, part: str, names: Iterable[str]) -> list[bytes]:
+        """The keys of a part of these lanes, in this life of the queue."""
+        base, life = keys.base(queue, self.store.prefix), self.store.life(queue)
+        return [raw(keys.part(base, part, name, life)) for name in names]
 
     # lanes
 
@@ -64,7 +71,7 @@ class Browser:
 
     def backlogs(self, queue: str, names: list[str]) -> list[int]:
         """Ready messages of these lanes: far cheaper than all that there is to know of them."""
-        return checked(self.commands.pipeline([("ZCARD", self.key(queue, "ready", name)) for name in names]))
+        return checked(self.commands.pipeline([("ZCARD", key) for key in self.lane_keys(queue, "ready", names)]))
 
     def own_weights(self, queue: str) -> dict[str, float]:
         """The weights of all lanes that have one of their own; 0 for a paused one, which takes no share."""
@@ -72,7 +79,7 @@ class Browser:
         after, more = "", True
         while more:
             names, more = self.names(queue, after, MOST, ("configured",))
-            commands = [("HMGET", self.key(queue, "settings", name), "weight", "paused") for name in names]
+            commands = [("HMGET", key, "weight", "paused") for key in self.lane_keys(queue, "settings", names)]
             found = zip(names, checked(self.commands.pipeline(commands)), strict=True)
             for name, (weight, paused) in found:
                 if weight is not None or paused == b"1":

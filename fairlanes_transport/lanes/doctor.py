@@ -121,6 +121,8 @@ class _Visit:
 
     def _scan(self, command: str, part: str, lane: str = "", cursor: Any = None) -> Iterator[list[Any]]:
         """The pages of a hash, set or sorted set, from `cursor` on; what is there throughout is seen."""
+        if cursor is not None and int(cursor) == 0:
+            return
         key = self.browser.key(self.queue, part, lane)
         while cursor is None or int(cursor) != 0:
             cursor, page = self.browser.commands.call(command, key, cursor or 0, "COUNT", PAGE)
@@ -143,6 +145,7 @@ class _Visit:
         pattern = raw("".join(f"\\{c}" if c in "*?[]^\\" else c for c in base) + "*")
         names: set[str] = set()
         cursor: Any = b"0"
+        life = self.store.life(self.queue)
         while True:
             try:
                 cursor, page = self.browser.commands.call("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
@@ -150,11 +153,11 @@ class _Visit:
                 self.skipped.append(f"keys without an index: {exc}")
                 return names
             for key in page:
-                part, colon, lane = text(key).removeprefix(base).partition(":")
-                if keys.PARTS.get(part) != part + colon:
+                split = keys.split(text(key).removeprefix(base))
+                if split is None:
                     self._found(Kind.UNKNOWN_KEY, repr(text(key)), repaired=False)
-                elif colon:
-                    names.add(lane)
+                elif split[2] is not None and split[1] == life:
+                    names.add(split[2])
             if int(cursor) == 0:
                 return names
 
@@ -195,8 +198,11 @@ class _Visit:
         """(Tag, lane) of what is ready or in flight in these lanes; short ones go in one round trip."""
         kinds = (("ZSCAN", "ready", 2), ("SSCAN", "flight", 1))
         scans = [(command, part, step, name) for name in names for command, part, step in kinds]
+        found = zip(*(self.browser.lane_keys(self.queue, part, names) for _, part, _ in kinds), strict=True)
         commands = [
-            (command, self.browser.key(self.queue, part, name), 0, "COUNT", PAGE) for command, part, _, name in scans
+            (command, key, 0, "COUNT", PAGE)
+            for of_lane in found
+            for (command, _, _), key in zip(kinds, of_lane, strict=True)
         ]
         first: list[tuple[bytes, str]] = []
         for (command, part, step, name), (cursor, page) in zip(

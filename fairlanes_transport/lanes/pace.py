@@ -65,8 +65,7 @@ class Progress:
         Of a lane that was emptied in between at least those that it had; what came and went is not seen.
         """
         commands: list[tuple[Any, ...]] = []
-        for name in names:
-            ready = self.browser.key(self.queue, "ready", name)
+        for name, ready in zip(names, self.browser.lane_keys(self.queue, "ready", names), strict=True):
             tag = self._marks[name].tag if name in self._marks else b""
             commands += [("ZRANK", ready, tag), ("ZREVRANGE", ready, 0, 0), ("ZCARD", ready)]
         replies = iter(checked(self.browser.commands.pipeline(commands)))

@@ -112,7 +112,8 @@ class Watch:
         browser = self.lanes.browser
         marked = [name for name in names if name in self._known and self._known[name].stats.last_tag]
         commands = [
-            ("ZRANK", browser.key(self.queue, "ready", name), raw(self._known[name].stats.last_tag)) for name in marked
+            ("ZRANK", key, raw(self._known[name].stats.last_tag))
+            for name, key in zip(marked, browser.lane_keys(self.queue, "ready", marked), strict=True)
         ]
         ranks: dict[str, Any] = dict(zip(marked, checked(browser.commands.pipeline(commands)), strict=True))
         now = time.monotonic()

@@ -12,15 +12,15 @@
 -- ARGV[6]  token
 -- ARGV[7]  keep_slot  1: the task still runs; keep its slot if the lane has a limit or is charged by time
 -- ARGV[8]  spent      ms of worker time that the task took; 0 = not known, or it still runs
--- RETURNS  { need 0|1, ms until the timekeeper claims again or -1, then per message 2 done and its slot kept,
+-- RETURNS  { need 0|1, and 2 more if the queue was not declared, ms until the timekeeper claims again or -1, then per message 2 done and its slot kept,
 --            1 done, 0 stale, -1 gone }
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings ring wake touch work
+--@include clock record settings ring wake touch work finished
 
 begin_writes()
 local now, q = now_ms(ARGV[1]), queue_state()
-local finished, gone, emptied, handled = {}, {}, {}, {}
+local gone, emptied, handled = {}, {}, {}
 
 local function ack(tag, attempt, token, keep_slot, spent)
   local r = load_record(tag)
@@ -52,7 +52,6 @@ local function ack(tag, attempt, token, keep_slot, spent)
     true_up(q, r, spent)
   end
   emptied[#emptied + 1] = tag
-  finished[#finished + 1], finished[#finished + 2] = now, tag
   return r.slot and 2 or 1
 end
 
@@ -65,14 +64,10 @@ if #gone > 0 then redis.call('HDEL', K.message, unpack(gone)) end
 if #emptied > 0 then
   redis.call('HDEL', K.envelope, unpack(emptied))
   redis.call('HDEL', K.body, unpack(emptied))
-  -- What was finished is remembered for five minutes, 10,000 messages at most.
-  redis.call('ZADD', K.finished, unpack(finished))
-  redis.call('ZREMRANGEBYSCORE', K.finished, '-inf', now - 300000)
-  redis.call('ZREMRANGEBYRANK', K.finished, 0, -10001)
-  redis.call('PEXPIRE', K.finished, 300000)
+  remember(q, emptied, now)
   count('acked', #emptied)
 end
 answers[2] = keep_time(q, ARGV[2], ARGV[3] == '1' and redis.call('EXISTS', K.ring) == 0, now)
-answers[1] = rearm(q)
+answers[1] = rearm(q) + (q.declared and 0 or 2)
 touch(q)
 return answers

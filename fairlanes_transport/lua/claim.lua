@@ -11,11 +11,11 @@
 -- ARGV[6]  will_park  1: after this call the consumer will park if there is no need; 2: if it gets fewer
 --                     than `max`; 0: it will not
 -- ARGV[7]  policy     what happens to failures (include failure)
--- RETURNS  { need 0|1, ms until the timekeeper claims again or -1,
+-- RETURNS  { need 0|1, and 2 more if the queue was not declared, ms until the timekeeper claims again or -1,
 --            then per message: tag, attempt, failures, lane, born (ms), envelope, body }
 -- ERRORS   none
 -- COST     O(max * log n); one lookup when the queue is empty
---@include clock record settings ring wake touch failure sweep waits
+--@include clock record settings ring wake touch failure sweep waits grace
 
 begin_writes()
 if redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 then
@@ -25,7 +25,7 @@ if redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 the
     redis.call('HDEL', K.queue, 'keeper', 'keeper_until', 'deputy', 'deputy_until')
   end
   touch(q)
-  return { 0, -1 }
+  return { q.declared and 0 or 2, -1 }
 end
 
 -- charge(q, r): the cost of serving the message, in virtual time for a weight of 1.
@@ -38,6 +38,7 @@ end
 local now, max, deadline = now_ms(ARGV[1]), tonumber(ARGV[2]), nil
 local q, policy = queue_state(), parse_policy(ARGV[7])
 deadline = now + tonumber(ARGV[3])
+see(q, tonumber(ARGV[3]), now)
 sweep_expired(q, policy, now)
 if redis.call('EXISTS', K.delayed, K.waiting, K.dead) == 0 then
   q.timeless = true
@@ -82,6 +83,6 @@ count('claimed', taken)
 for total, by in pairs(waits) do count(total, by) end
 local will_park = ARGV[6] == '1' or (ARGV[6] == '2' and taken < max)
 claimed[2] = keep_time(q, ARGV[5], will_park, now)
-claimed[1] = rearm(q)
+claimed[1] = rearm(q) + (q.declared and 0 or 2)
 touch(q)
 return claimed

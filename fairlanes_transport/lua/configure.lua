@@ -22,6 +22,7 @@ end
 
 begin_writes()
 local now, q, lane = now_ms(ARGV[1]), queue_state(), ARGV[2]
+begin_life(q)
 local old = lane_settings(q, lane)
 local tokens = old.rate and redis.call('EXISTS', K.bucket .. lane) == 1 and tokens_at(old, lane, now)
 

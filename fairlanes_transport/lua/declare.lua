@@ -1,14 +1,16 @@
 -- Declare the queue: it exists from now on, with the defaults of its lanes, and its end if it has one.
 --
+-- A queue with an end that holds more than 500 lanes cannot be made of one without; it stays as it is.
+--
 -- KEYS[1]  base of the queue's keys
 -- ARGV[1]  now      ms; '' = the server's clock
 -- ARGV[2]  expires  ms without use until the queue is gone; 0 = never
 -- ARGV[3]  field    and then, per default, two in all: field, value ('' = not set)
 -- ARGV[4]  value    as for configure; fairness: count or time
--- RETURNS  1 the queue is new, 0 it was there
+-- RETURNS  { 1 the queue is new | 0, 1 call again: something is left to do | 0, 1 it could not be given an end | 0 }
 -- ERRORS   FLARG a default is unknown, or a value out of range; nothing was changed
 -- COST     O(number of defaults); when one has changed, O(log n) for each of at most 1,000 lanes
---@include clock checks record settings ring wake touch
+--@include clock checks record settings ring wake touch ruin
 
 for i = 3, #ARGV, 2 do
   local refused = refusal(ARGV[i], ARGV[i + 1], OF_A_QUEUE)
@@ -16,9 +18,46 @@ for i = 3, #ARGV, 2 do
 end
 
 begin_writes()
-local existed = redis.call('EXISTS', K.queue)
-local changed = (redis.call('HGET', K.queue, 'expires') or '0') ~= ARGV[2]
-redis.call('HSET', K.queue, 'expires', ARGV[2])
+local existed, expires, refused = redis.call('EXISTS', K.queue), tonumber(ARGV[2]), 0
+local more = clear_ruin()
+local q = queue_state()
+local changed = q.expires ~= expires
+
+-- adopt(lane): a lane of a queue that had no end gets the names, and the end, of one that has.
+local function adopt(lane, old)
+  for part, from in pairs(old) do
+    if redis.call('EXISTS', from .. lane) == 1 then redis.call('RENAME', from .. lane, K[part] .. lane) end
+  end
+  lane_settings(q, lane)
+end
+
+if q.expires == 0 and expires > 0 and redis.call('ZCARD', K.lanes) + redis.call('ZCARD', K.configured) > 500 then
+  expires, changed, refused = 0, false, 1
+elseif q.expires == 0 and expires > 0 then
+  local old = { ready = K.ready, flight = K.flight, settings = K.settings, throttle = K.throttle, bucket = K.bucket,
+    work = K.work }
+  new_life(q)
+  for _, index in ipairs({ K.lanes, K.configured }) do
+    for _, lane in ipairs(redis.call('ZRANGE', index, 0, 499)) do adopt(lane, old) end
+  end
+elseif q.expires > 0 and expires == 0 then
+  local lanes = redis.call('ZRANGE', K.ends, 0, ENDS_AT_ONCE - 1)
+  for _, lane in ipairs(lanes) do
+    for _, kind in ipairs({ K.ready, K.flight, K.settings }) do redis.call('PERSIST', kind .. lane) end
+    redis.call('ZREM', K.ends, lane)
+  end
+  if #lanes == ENDS_AT_ONCE then
+    touch(q)
+    return { 0, 1, 0 }
+  end
+  for _, key in ipairs({ K.queue, K.totals, K.ring, K.waiting, K.lanes, K.configured, K.message, K.envelope, K.body,
+    K.leases, K.delayed, K.dead, K.reasons, K.wake }) do
+    redis.call('PERSIST', key)
+  end
+else
+  begin_life(q)
+end
+redis.call('HSET', K.queue, 'expires', ARGV[2] ~= '0' and string.format('%.0f', expires) or '0')
 local replaced = false
 for i = 3, #ARGV, 2 do
   local old = redis.call('HGET', K.queue, ARGV[i])
@@ -31,11 +70,13 @@ for i = 3, #ARGV, 2 do
     end
   end
 end
-local q = queue_state()
+local used = q.lanes
+q = queue_state()
 if replaced then
   local now = now_ms(ARGV[1])
   for _, lane in ipairs(redis.call('ZRANGE', K.lanes, 0, 999)) do place(q, lane, now) end
   rearm(q)
 end
+for lane in pairs(used) do q.lanes[lane] = q.lanes[lane] or lane_settings(q, lane) end
 touch(q, changed)
-return 1 - existed
+return { 1 - existed, more, refused }

@@ -14,11 +14,12 @@
 -- ARGV[8]  admit       1: let it in though the lane is full: a running task sends it
 -- ARGV[9]  envelope    JSON
 -- ARGV[10]  body       bytes
+-- ARGV[11]  ends       ms; a queue that is not there ends after so long without use; 0 or left out = never
 -- RETURNS  1 stored, 0 known already
 -- ERRORS   FLARG an argument is empty, no number or out of range; FLFULL the lane holds max_size ready messages;
 --          FLABSENT no such queue (must_exist)
 -- COST     O(log n) of the lane and of the ring
---@include clock record settings ring wake touch
+--@include clock record settings ring wake touch finished
 
 if redis.replicate_commands then redis.replicate_commands() end
 local now, tag, lane = now_ms(ARGV[1]), ARGV[2], ARGV[3]
@@ -31,13 +32,20 @@ end
 if ARGV[7] == '1' and redis.call('EXISTS', K.queue) == 0 then
   return redis.error_reply('FLABSENT the queue does not exist')
 end
-if redis.call('HEXISTS', K.message, tag) == 1 or redis.call('ZSCORE', K.finished, tag) then
+if redis.call('HEXISTS', K.message, tag) == 1 or is_finished(tag) then
   -- Something is written, so that who waits for replicas or the disk waits for the first try too.
   begin_writes()
   count('repeated', 1)
   return 0
 end
 local q = queue_state()
+if (ARGV[11] or '0') ~= '0' and not q.declared and redis.call('EXISTS', K.queue) == 0 then
+  new_life(q)
+  q.expires = tonumber(ARGV[11])
+  redis.call('HSET', K.queue, 'expires', ARGV[11])
+else
+  begin_life(q)
+end
 local max_size = lane_settings(q, lane).max_size
 if max_size and ARGV[8] ~= '1' then
   local size = redis.call('ZCARD', K.ready .. lane)

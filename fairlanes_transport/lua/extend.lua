@@ -9,10 +9,12 @@
 -- RETURNS  per message 1 done, 0 stale, -1 gone
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings touch fence
+--@include clock record settings touch fence grace
 
 begin_writes()
-local deadline = now_ms(ARGV[1]) + tonumber(ARGV[2])
+local now, q = now_ms(ARGV[1]), queue_state()
+local deadline = now + tonumber(ARGV[2])
+see(q, tonumber(ARGV[2]), now)
 local answers = {}
 for i = 3, #ARGV, 3 do
   local tag, attempt, token = ARGV[i], ARGV[i + 1], ARGV[i + 2]
@@ -24,5 +26,5 @@ for i = 3, #ARGV, 3 do
   if answer == 1 then redis.call('ZADD', K.leases, 'XX', deadline, tag) end
   answers[#answers + 1] = answer
 end
-touch(queue_state())
+touch(q)
 return answers

@@ -8,8 +8,9 @@
 --          1 in flight in the record's lane, 1 in flight in the given lane, 1 has an envelope, 1 has a body
 -- ERRORS   none
 -- COST     O(log n) per message
---@include record
+--@include record settings
 
+queue_state()
 local seen = {}
 local function add(value) seen[#seen + 1] = value end
 

@@ -17,9 +17,14 @@ end
 
 begin_writes()
 local now, q, lane = now_ms(ARGV[1]), queue_state(), ARGV[2]
+begin_life(q)
 local standing = tonumber(redis.call('GET', K.throttle .. lane) or 0) - now
 period = math.floor(ARGV[4] == '1' and period or math.max(period, standing))
+-- Which lanes are throttled is known for as long as one is: a queue that is deleted forgets it.
+redis.call('ZREM', K.throttled, lane, unpack(redis.call('ZRANGEBYSCORE', K.throttled, '-inf', now, 'LIMIT', 0, 100)))
 if period > 0 then
+  redis.call('ZADD', K.throttled, now + period, lane)
+  redis.call('PEXPIRE', K.throttled, string.format('%.0f', math.max(period, redis.call('PTTL', K.throttled))))
   redis.call('SET', K.throttle .. lane, string.format('%.0f', now + period), 'PX', string.format('%.0f', period))
 else
   redis.call('DEL', K.throttle .. lane)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -52,7 +53,8 @@ bounds = st.fixed_dictionaries(
 ACTIONS = [
     *["claim"] * 6, *["enqueue"] * 4, *["ack"] * 4, *["pass_time_to_what_is_next"] * 3, *["reject"] * 3,
     *["configure"] * 2, *["release"] * 2, *["finish"] * 2, "enqueue_again", "enqueue_into_a_full_lane", "extend",
-    "rearm", "pop_the_token_and_die", "pass_time", "expire", "pause", "throttle", "redrive", "purge", "cancel",
+    "rearm", "pop_the_token_and_die", "pass_time", "outage", "expire", "pause", "throttle", "redrive", "purge",
+    "cancel",
 ]  # fmt: skip
 
 
@@ -173,6 +175,8 @@ class QueueMachine(RuleBasedStateMachine):
             turn = self.store.claim(self.queue, n, lease, consumer=consumer, will_park=parks)
         except redis.exceptions.ConnectionError:
             records = self.bench.state().message
+        if not idle:
+            self.ref.see(lease, self.now)
         taken = self.ref.claim(n, lease, "?", self.now)
         parking = parks == WillPark.YES or (parks == WillPark.IF_NOT_FULL and len(taken) < n)
         due_in = self.ref.keep(consumer, parking, self.now)
@@ -199,8 +203,6 @@ class QueueMachine(RuleBasedStateMachine):
         parks, lost = draw(st.booleans()), draw(lossy)
         fences = self.pick(numbers)
         answers = tuple(self.reference_ack(fence, keep_slot) for fence in fences)
-        if any(self.ref.finished.get(fence.tag) == self.now for fence in fences):
-            self.ref.finished = {tag: at for tag, at in self.ref.finished.items() if at > self.now - 300_000}
         self.link.lose = lost
         turn = None
         with contextlib.suppress(redis.exceptions.ConnectionError):
@@ -221,7 +223,7 @@ class QueueMachine(RuleBasedStateMachine):
         if answer != Answer.DONE:
             return answer
         m = self.ref.messages[fence.tag]
-        self.ref.finished[fence.tag] = self.now
+        self.ref.finish(fence.tag, self.now)
         if keep_slot and m.place == "leased" and self.ref.setting(m.lane, "limit"):
             m.place = "slot"
             self.ref.totals["acked"] += 1
@@ -235,6 +237,7 @@ class QueueMachine(RuleBasedStateMachine):
         for fence, answer in zip(fences, answers, strict=True):
             if answer == Answer.DONE:
                 self.ref.messages[fence.tag].time = self.now + lease
+        self.ref.see(lease, self.now)
         assert self.store.extend(self.queue, fences, lease) == answers
 
     def release(self, draw: Draw) -> None:
@@ -275,14 +278,22 @@ class QueueMachine(RuleBasedStateMachine):
 
     # time
 
+    def tick(self, ms: int, *, away: bool = False) -> None:
+        self.bench.tick(ms, away=away)
+        if not away and self.ref.seen != inf:
+            self.ref.seen = self.now
+
+    def outage(self, draw: Draw) -> None:
+        self.tick(draw(st.sampled_from([4_000, 15_000, 45_000])), away=True)
+
     def pass_time(self, draw: Draw) -> None:
-        self.bench.tick(draw(st.sampled_from([1, 500, 1_000, 5_000, 20_000, 30_000, 60_000, 301_000])))
+        self.tick(draw(st.sampled_from([1, 500, 1_000, 5_000, 20_000, 30_000, 60_000, 301_000])))
 
     def pass_time_to_what_is_next(self, draw: Draw) -> None:
         times = [m.time for m in self.ref.messages.values() if m.place in ("leased", "slot", "delayed")]
         ahead = [at for at in (*times, *self.ref.waiting.values()) if at > self.now]
         late = draw(st.sampled_from([0, 0, 0, -1, GRACE, GRACE + 1]))
-        self.bench.tick(max(0, min(ahead) - self.now + late) if ahead else 0)
+        self.tick(max(0, min(ahead) - self.now + late) if ahead else 0)
 
     def expire(self, _draw: Draw) -> None:
         swept = self.store.expire(self.queue)
@@ -368,5 +379,5 @@ class QueueMachine(RuleBasedStateMachine):
         assert state.waiting == ref.waiting, "waiting"
         roles = {r: (state.queue[r], int(state.queue[f"{r}_until"])) for r in ("keeper", "deputy") if r in state.queue}
         assert roles == ref.roles, "keeper and deputy"
-        assert state.finished == ref.finished, "finished"
+        assert (state.finished, state.previous) == (ref.finished, ref.previous), "finished"
         assert {name: state.totals.get(name, 0) for name in ref.totals} == ref.totals, "totals"

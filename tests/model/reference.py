@@ -17,10 +17,12 @@ class Reference:
         self.policy, self.waits, self.join, self.grace = policy, waits, join, grace
         #: place: ready, leased, slot, delayed or dead; time: deadline, due time or time of death; roles: who, until
         self.messages, self.settings = dict[str, Any](), dict[str, dict[str, Any]]()
-        self.finished, self.throttles, self.waiting = (dict[str, int]() for _ in range(3))
+        self.throttles, self.waiting = (dict[str, int]() for _ in range(2))
+        self.finished, self.previous, self.finished_since = set[str](), set[str](), -inf
         self.vt, self.paused, self.arrivals, self.totals = 0.0, False, count(1), Counter[str]()
         self.ring, self.roles = dict[str, float](), dict[str, tuple[str, int]]()
         self.buckets: dict[str, tuple[float, int]] = {}
+        self.seen, self.no_lease_before = inf, 0
 
     def tags(self, *places: str, lane: str | None = None, until: float = inf) -> list[str]:
         found = ((t, m) for t, m in self.messages.items() if m.place in places and lane in (None, m.lane))
@@ -70,7 +72,10 @@ class Reference:
             self.roles = others
             return None
         taken = [r for r, (who, at) in self.roles.items() if who != consumer and at + self.grace > now]
-        ahead = [self.messages[t].time for t in self.tags("delayed", "leased", "slot")] + [*self.waiting.values()]
+        leases = [self.messages[t].time for t in self.tags("leased", "slot")]
+        if leases and self.in_grace(now):
+            leases = [max(min(leases), self.no_lease_before)]
+        ahead = [self.messages[t].time for t in self.tags("delayed")] + leases + [*self.waiting.values()]
         if "keeper" in taken and "deputy" not in taken:
             self.roles["deputy"] = (consumer, self.roles["keeper"][1] + self.grace)
             return self.roles["deputy"][1] - now
@@ -79,8 +84,18 @@ class Reference:
         self.roles = others | {"keeper": (consumer, max(min(ahead, default=0), now))}
         return self.roles["keeper"][1] - now if ahead else self.roles.pop("keeper") and None
 
+    def see(self, lease: int, now: int) -> None:
+        if now - self.seen > lease * 2 / 3:
+            self.no_lease_before = now + min(5_000, lease // 6)
+        if self.seen == inf or not 0 <= now - self.seen <= lease / 12:
+            self.seen = now
+
+    def in_grace(self, now: int) -> bool:
+        return now < self.no_lease_before <= now + 5_000
+
     def sweep(self, now: int) -> tuple[int, int]:
-        for tag in (late := self.tags("leased", "slot", until=now)[:100]):
+        late = [] if self.in_grace(now) else self.tags("leased", "slot", until=now)[:100]
+        for tag in late:
             if self.messages[tag].place == "slot":
                 self.remove(tag, "freed", now)
             else:
@@ -102,6 +117,11 @@ class Reference:
         for tag in (dead[: max(0, len(dead) - self.policy.dead_letter_max)] or old)[:100]:
             self.totals["trimmed"] += bool(self.messages.pop(tag))
 
+    def finish(self, tag: str, now: int) -> None:
+        if now - self.finished_since >= 300_000:
+            self.previous, self.finished, self.finished_since = self.finished, set(), now
+        self.finished.add(tag)
+
     def fail(self, tag: str, now: int, *, at_once: bool = False, fatal: bool = False) -> None:
         m, policy = self.messages[tag], self.policy
         m.failures += not fatal
@@ -119,7 +139,7 @@ class Reference:
         self.settle(m.lane, now)
 
     def enqueue(self, tag: str, lane: str, priority: int, due: int, cost: float, *, now: int) -> bool:
-        if tag in self.messages or tag in self.finished:
+        if tag in self.messages or tag in self.finished | self.previous:
             return False
         self.messages[tag] = SimpleNamespace(lane=lane, priority=priority, cost=cost, place="delayed", time=due,
                                              order=None, attempt=0, failures=0, token="-")  # fmt: skip

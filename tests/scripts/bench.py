@@ -21,6 +21,12 @@ JOIN = 1 - 2**-20
 #: Short, so that tests reach its cap and its end.
 POLICY = FailurePolicy(backoff_base=1.0, backoff_factor=2.0, backoff_max=8.0, max_failures=4)
 
+# Somebody used the queue a moment ago; a server that is full lets it pass.
+_SEEN = """
+redis.call('HDEL', KEYS[1], '')
+if redis.call('HEXISTS', KEYS[1], 'seen') == 1 then redis.call('HSET', KEYS[1], 'seen', ARGV[1]) end
+"""
+
 DONE, STALE, GONE = Answer.DONE, Answer.STALE, Answer.GONE
 
 
@@ -63,16 +69,24 @@ class Bench:
         assert self.store.now is not None
         return self.store.now
 
-    def tick(self, ms: int) -> int:
-        """Let time pass; returns the new time."""
+    def tick(self, ms: int, *, away: bool = False) -> int:
+        """Let time pass; returns the new time.
+
+        Args:
+            away: the server was, and nobody could use the queue.
+        """
         self.store.now = self.now + ms
+        if not away:
+            self.client.eval(_SEEN, 1, self.key("queue"), self.now)
         return self.now
 
     # seeding and operations
 
     def key(self, part: str, lane: str = "") -> str:
         """The key of a part of the queue."""
-        return keys.part(keys.base(self.queue, self.prefix), part, lane)
+        base = keys.base(self.queue, self.prefix)
+        life = (self.client.hget(keys.part(base, "queue"), "life") or b"").decode() if lane else ""
+        return keys.part(base, part, lane, life)
 
     def put(self, tag: str, lane: str = "a", *, delay: int = 0, **options: Any) -> bool:
         """Enqueue a message whose envelope and body are made of its tag."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 
 from fairlanes_transport.bounds import NUMBERS, OF_A_QUEUE, YEAR_SECONDS
 from fairlanes_transport.errors import ScriptError
-from tests.scripts.bench import Bench
+from tests.scripts.bench import DONE, Bench
 
 
 def test_new_and_known(bench: Bench) -> None:
@@ -94,6 +97,16 @@ def test_a_rate_by_default(bench: Bench) -> None:
 # the end of a queue
 
 
+def of_the_queue(bench: Bench) -> dict[str, int]:
+    """Ms to live of the queue's own keys."""
+    return {key: ttl for key, ttl in bench.check().ttl.items() if ":" not in key and key != "finished"}
+
+
+def of_lanes(bench: Bench) -> dict[str, int]:
+    """The same of the lanes' keys, without their lives."""
+    return {re.sub("@[0-9]+", "", key): ttl for key, ttl in bench.check().ttl.items() if ":" in key}
+
+
 def test_everything_of_a_queue_ends_with_it(bench: Bench) -> None:
     bench.store.declare(bench.queue, 60_000)
     bench.fill("a", 3)
@@ -102,10 +115,10 @@ def test_everything_of_a_queue_ends_with_it(bench: Bench) -> None:
     bench.store.reject(bench.queue, bench.fence(), requeue=False, reason="x")
     bench.ack(bench.fence())
     state = bench.check()
-    assert {bytes(key).decode().removeprefix(bench.key("queue")[:-5]) for key in bench.client.scan_iter()} == {
-        *state.ttl
-    }
-    assert all(ttl + 1_000 >= 60_000 and ttl <= 63_000 for ttl in state.ttl.values())
+    base = bench.key("queue")[:-5]
+    assert {bytes(key).decode().removeprefix(base) for key in bench.client.scan_iter()} == {*state.ttl}
+    assert all(60_000 <= ttl + 1_000 <= 64_000 for ttl in of_the_queue(bench).values())
+    assert all(120_000 <= ttl <= 140_000 for ttl in of_lanes(bench).values())
 
 
 def test_each_use_moves_the_end(bench: Bench) -> None:
@@ -125,52 +138,101 @@ def test_each_use_moves_the_end(bench: Bench) -> None:
         "finish": lambda: bench.store.finish(bench.queue, [fence]),
     }
     for name, use in uses.items():
-        for key in bench.client.scan_iter():
-            bench.client.pexpire(key, 5_000)
+        for key in of_the_queue(bench):
+            bench.client.pexpire(bench.key(key), 5_000)
         use()
-        short = {key: ttl for key, ttl in bench.check().ttl.items() if ttl <= 5_000}
+        short = {key: ttl for key, ttl in of_the_queue(bench).items() if ttl <= 5_000}
         assert not short, f"{name}: {short}"
 
 
 def test_a_queue_with_many_lanes_ends_whole(bench: Bench) -> None:
+    """All of them are there while the queue is used, and each call moves some only."""
+    bench.store.declare(bench.queue, 600)
+    for i in range(1_500):
+        bench.put(f"t{i}", f"lane{i:04}")
+    stop = time.monotonic() + 4
+    while time.monotonic() < stop:
+        time.sleep(0.05)
+        bench.store.rearm(bench.queue)
+    state = bench.check()
+    assert len(state.ready) == len(state.message) == 1_500
+    ready = [ttl for key, ttl in state.ttl.items() if key.startswith("ready@")]
+    assert len(ready) == 1_500
+    assert min(ready) >= state.ttl["queue"] - 5
+
+
+def test_the_queue_never_outlives_a_lane(bench: Bench) -> None:
     bench.store.declare(bench.queue, 60_000)
-    for i in range(130):
-        bench.put(f"t{i}", f"lane{i:03}")
-    ttl = bench.check().ttl
-    assert len([key for key in ttl if key.startswith("ready:")]) == 130
-    assert max(ttl.values()) - min(ttl.values()) <= 5
-    for key in bench.client.scan_iter():
-        bench.client.pexpire(key, 5_000)
-    bench.put("use", "lane000")
-    ttl = bench.check().ttl
-    assert len([key for key in ttl if key.startswith("ready:")]) == 130
-    assert min(ttl.values()) > 50_000
+    bench.fill("a", 1)
+    bench.fill("b", 1)
+    time_now, us = bench.client.time()
+    soon = time_now * 1000 + us // 1000 + 20_000
+    bench.client.zadd(bench.key("ends"), {f"idle{i}": soon for i in range(1_000)} | {"a": soon + 1})
+    for i in range(1_000):
+        bench.client.sadd(bench.key("flight", f"idle{i}"), "x")
+    bench.client.pexpire(bench.key("queue"), 5_000)
+    bench.store.rearm(bench.queue)
+    assert 15_000 < bench.client.pttl(bench.key("queue")) <= 20_001
+    bench.store.rearm(bench.queue)
+    assert bench.client.pttl(bench.key("queue")) > 55_000
 
 
 def test_what_is_new_ends_with_the_rest(bench: Bench) -> None:
     bench.store.declare(bench.queue, 60_000)
     bench.put("t")
-    for key in bench.client.scan_iter():
-        bench.client.pexpire(key, 60_500)
+    for key in of_the_queue(bench):
+        bench.client.pexpire(bench.key(key), 60_500)
     bench.put("u", "b")
     bench.put("later", "c", delay=1_000)
     bench.tick(1_000)
     bench.store.expire(bench.queue)
-    ttl = bench.check().ttl
+    ttl = of_the_queue(bench)
     assert max(ttl.values()) <= 60_500
-    assert {"ready:a", "ready:b", "ready:c", "message"} <= set(ttl)
+    assert "message" in ttl
+    assert {"ready:a", "ready:b", "ready:c"} <= set(of_lanes(bench))
 
 
 def test_settings_end_with_the_queue(bench: Bench) -> None:
     bench.store.declare(bench.queue, 60_000)
     bench.store.configure(bench.queue, "a", weight=2)
-    assert {"settings:a", "configured"} <= set(bench.check().ttl)
+    assert "configured" in of_the_queue(bench)
+    assert "settings:a" in of_lanes(bench)
+
+
+def test_settings_do_not_come_back_in_the_next_life(bench: Bench) -> None:
+    bench.store.declare(bench.queue, 60_000)
+    bench.store.configure(bench.queue, "a", paused=1)
+    bench.put("old")
+    bench.client.delete(*(bench.key(part) for part in of_the_queue(bench)))  # its time has come
+    bench.store.declare(bench.queue, 60_000)
+    bench.put("new")
+    assert bench.tags(5) == ["new"]
+    assert all(ttl > 0 for ttl in bench.check().earlier.values())
+
+
+def test_a_queue_that_gets_an_end_keeps_what_it_holds(bench: Bench) -> None:
+    bench.fill("a", 2)
+    bench.store.configure(bench.queue, "b", weight=2)
+    fence = bench.fence()
+    bench.store.declare(bench.queue, 60_000)
+    state = bench.check()
+    assert (len(state.message), state.settings) == (2, {"b": {"weight": "2"}})
+    assert set(of_lanes(bench)) == {"ready:a", "flight:a", "settings:b"}
+    assert bench.ack(fence) == (DONE,)
+
+
+def test_a_queue_with_too_many_lanes_stays_without_an_end(bench: Bench) -> None:
+    for i in range(501):
+        bench.put(f"t{i}", f"lane{i:03}")
+    bench.store.declare(bench.queue, 60_000)
+    state = bench.check()
+    assert (state.ttl, len(state.ready)) == ({}, 501)
 
 
 def test_a_queue_that_no_longer_ends_loses_nothing(bench: Bench) -> None:
     bench.store.declare(bench.queue, 60_000)
-    for i in range(130):
-        bench.put(f"t{i}", f"lane{i:03}")
+    for i in range(1_130):
+        bench.put(f"t{i}", f"lane{i:04}")
     bench.claim(5)
     bench.put("later", delay=1_000)
     bench.store.declare(bench.queue, 0)

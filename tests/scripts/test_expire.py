@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.scripts.bench import JOIN, T0, Bench, Record
+from tests.scripts.bench import DONE, JOIN, T0, Bench, Record
 
 
 def test_nothing_is_due(bench: Bench) -> None:
@@ -106,3 +106,49 @@ def test_leases_of_many_lanes(bench: Bench) -> None:
     assert bench.store.expire(bench.queue) == (4, 0)
     state = bench.check()
     assert (set(state.ring), state.flight) == (set("abcd"), {})
+
+
+def test_after_an_outage_who_runs_a_task_extends_its_lease_before_it_is_taken(bench: Bench) -> None:
+    """The server was away for longer than a lease: nobody could renew, and who claims first takes nothing."""
+    bench.fill("a", 2)
+    held, dead = (message.fence for message in bench.claim(2, lease=4_000))
+    bench.tick(7_000, away=True)
+    turn = bench.turn(2, lease=4_000, consumer="c", will_park=True)
+    assert (turn.claimed, turn.need, turn.due_in) == ((), False, 666)
+    assert bench.store.expire(bench.queue) == (0, 0)
+    assert bench.store.extend(bench.queue, [held], 4_000) == (DONE,)
+    bench.tick(666)
+    assert bench.tags(2, lease=4_000) == [dead.tag]
+    bench.check()
+
+
+def test_a_renewal_that_comes_first_gives_grace_to_the_others_too(bench: Bench) -> None:
+    bench.fill("a", 2)
+    first, second = (message.fence for message in bench.claim(2, lease=60_000))
+    bench.tick(61_000, away=True)
+    assert bench.store.extend(bench.queue, [first], 60_000) == (DONE,)
+    assert bench.tags(2, lease=60_000) == []
+    bench.tick(4_999)
+    assert bench.store.extend(bench.queue, [second], 60_000) == (DONE,)
+    bench.tick(1)
+    assert bench.tags(2, lease=60_000) == []
+
+
+def test_where_the_server_was_there_a_dead_workers_lease_is_taken_at_once(bench: Bench) -> None:
+    bench.put("t")
+    bench.claim(1, lease=4_000)
+    bench.tick(4_000)
+    assert bench.tags(1, lease=4_000) == ["t"]
+
+
+def test_a_clock_that_steps_back_is_no_outage(bench: Bench) -> None:
+    bench.put("t")
+    bench.claim(1, lease=4_000)
+    bench.tick(7_000, away=True)
+    assert bench.tags(1, lease=4_000) == []
+    bench.tick(-3_600_000, away=True)
+    assert bench.tags(1, lease=4_000) == []
+    bench.tick(3_600_000)  # the grace of the time before lies ahead, and is none
+    assert bench.tags(1, lease=4_000) == []
+    bench.tick(667)
+    assert bench.tags(1, lease=4_000) == ["t"]

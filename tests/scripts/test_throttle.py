@@ -13,7 +13,12 @@ def test_the_whole_state(bench: Bench) -> None:
     bench.mark()
     assert bench.store.throttle("q", "a", 5_000) == 5_000
     # Nobody keeps the time: that is need, and the token stays.
-    assert bench.changes() == {"ring/a": None, "throttle:a": T0 + 5_000, "waiting/a": T0 + 5_000}
+    assert bench.changes() == {
+        "ring/a": None,
+        "throttle:a": T0 + 5_000,
+        "throttled/a": T0 + 5_000,
+        "waiting/a": T0 + 5_000,
+    }
     assert bench.check().ttl["throttle:a"] <= 5_000
 
 

@@ -1,13 +1,26 @@
+-- enter_life(life): spell the lanes' keys of this life of the queue. A queue that ends, and one that is declared
+-- before all of a deleted one is removed, has a life of its own, so that nothing of the last one comes back.
+local function enter_life(life)
+  if not life then return end
+  for _, part in ipairs({ 'ready', 'flight', 'settings', 'throttle', 'bucket', 'work' }) do
+    if K[part] then K[part] = K.base .. part .. '@' .. life .. ':' end
+  end
+end
+
 -- queue_state(): one read of what most scripts need to know of the queue. `timeless`: it was seen that no message
 -- is delayed, and no lane waits for a time.
 local function queue_state()
   local v = redis.call('HMGET', K.queue, 'vt', 'paused', 'keeper', 'keeper_until', 'expires', 'fairness',
-    'weight', 'limit', 'rate', 'burst', 'max_size', 'mean', 'deputy', 'deputy_until')
+    'weight', 'limit', 'rate', 'burst', 'max_size', 'mean', 'deputy', 'deputy_until', 'life',
+    'finished_since', 'seen', 'grace')
+  enter_life(v[15])
   return {
     vt = tonumber(v[1] or 0), paused = v[2] == '1', keeper = v[3], keeper_until = tonumber(v[4] or 0),
     expires = tonumber(v[5] or 0), by_time = v[6] == 'time', mean = tonumber(v[12] or 1),
     weight = v[7], limit = v[8], rate = v[9], burst = v[10], max_size = v[11],
     deputy = v[13], deputy_until = tonumber(v[14] or 0), timeless = false, lanes = {},
+    declared = v[5] ~= false, life = v[15] or nil, finished_since = tonumber(v[16] or 0), seen = tonumber(v[17] or nil),
+    grace = tonumber(v[18] or 0),
   }
 end
 

@@ -3,6 +3,7 @@
 -- sweep_expired(q, policy, now): leases whose deadline has passed. The first failure comes back at once, later
 -- ones after their backoff; a running slot is freed and nothing is redelivered.
 local function sweep_expired(q, policy, now)
+  if in_grace(q, now) then return 0 end
   local tags = redis.call('ZRANGEBYSCORE', K.leases, '-inf', now, 'LIMIT', 0, 100)
   local expired, freed = 0, 0
   for _, tag in ipairs(tags) do

@@ -20,11 +20,15 @@ local function leave_deputy(q, consumer)
   if q.deputy == consumer then redis.call('HDEL', K.queue, 'deputy', 'deputy_until') end
 end
 
+-- in_grace(q, now): no lease is taken yet (include grace).
+local function in_grace(q, now) return q.grace > now and q.grace <= now + 5000 end
+
 -- next_time(q, now): when the next timed thing falls due: a message, a throttle or rate, a lease; or nil.
 local function next_time(q, now)
   local next_at
   for _, key in ipairs(q.timeless and { K.leases } or { K.delayed, K.waiting, K.leases }) do
     local at = first_time(key)
+    if at and key == K.leases and in_grace(q, now) then at = math.max(at, q.grace) end
     if at and (not next_at or at < next_at) then next_at = at end
   end
   return next_at and math.max(next_at, now)
