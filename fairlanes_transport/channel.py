@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import weakref
 from collections.abc import Callable
 from queue import Empty
 from typing import Any
@@ -17,7 +19,7 @@ from kombu.utils.uuid import uuid
 from . import envelope, tenancy
 from .envelope import EnvelopeError, eta_ms, tenant_name
 from .errors import OptionError, QueueAbsent, unreachable
-from .keeper import Lease
+from .keeper import Holder, Keeper, Lease
 from .lane_settings import checked_defaults
 from .metronome import Subscription
 from .qos import QoS
@@ -41,6 +43,8 @@ LANE_ARGUMENTS = {
 CLOSE_SECONDS = 1.0
 #: An auto-delete queue whose consumer died without a word ends after so long without use.
 AUTO_DELETE_EXPIRES_MS = 24 * 3600 * 1000
+#: A queue that nobody has declared, to which an answer is sent, ends like one whose consumer died.
+ORPHAN_EXPIRES_MS = AUTO_DELETE_EXPIRES_MS
 #: Queue arguments of other brokers that change what is delivered, and have no effect here.
 IGNORED_ARGUMENTS = ("x-message-ttl", "x-max-length", "x-max-length-bytes", "x-max-priority", "x-queue-mode")
 
@@ -85,6 +89,9 @@ class Channel(virtual.Channel):
         self._fanout_queues: dict[str, tuple[str, str]] = connection.fanout_queues
         self._auto_delete: set[str] = set()
         self._consumed: set[str] = set()
+        self._holder = Holder()
+        self._collected = weakref.finalize(self, _abandon, connection.keeper, self._holder, os.getpid())
+        self._collected.atexit = False
 
     # publishing
 
@@ -150,10 +157,15 @@ class Channel(virtual.Channel):
             "cost": _cost(headers),
             "admit": tenancy.sent_by_a_task(headers),
         }
+        if not bound_to:
+            # The reply queue may have gone with who asked.
+            ends_ms = ORPHAN_EXPIRES_MS if _is_reply(message) else 0
+            self._transport.publisher.enqueue(queue, ends_ms=ends_ms, **arguments)
+            return
         try:
-            self._transport.publisher.enqueue(queue, must_exist=bool(bound_to), **arguments)
+            self._transport.publisher.enqueue(queue, must_exist=True, **arguments)
         except QueueAbsent:
-            if self._transport.is_durable(queue):
+            if self._transport.restore(queue, durable_only=True) or self._transport.is_durable(queue):
                 self._transport.publisher.enqueue(queue, **arguments)
             else:
                 self._forget_bindings(queue, bound_to)
@@ -235,7 +247,7 @@ class Channel(virtual.Channel):
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         if self.typeof(exchange).type == "fanout":
             self._fanout_queues[queue] = (exchange, (routing_key or "").translate(_WILDCARD))
-        self._transport.bindings.add(exchange, routing_key, pattern, queue, self._transport.end_of(queue))
+        self._transport.bind(exchange, routing_key, pattern, queue)
 
     def queue_unbind(
         self,
@@ -249,11 +261,15 @@ class Channel(virtual.Channel):
         exchange = exchange or "amq.direct"
         self.state.binding_delete(queue, exchange, routing_key)
         _, pattern, _ = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+        self._transport.declared.unbind(exchange, routing_key, pattern, queue)
         self._transport.bindings.remove(exchange, routing_key, pattern, queue)
 
     def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
-        """The bindings of an exchange, which all processes share."""
-        return list(self._transport.bindings.table(exchange))
+        """The bindings of an exchange, which all processes share; ours are made again if the broker forgot them."""
+        table = list(self._transport.bindings.table(exchange))
+        if self._transport.restore_bindings(exchange, table):
+            table = list(self._transport.bindings.table(exchange))
+        return table
 
     def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **kwargs: Any) -> dict[str, Any]:
         """The arguments of a queue; ``Queue(expires=…)`` becomes ``x-expires``."""
@@ -281,6 +297,8 @@ class Channel(virtual.Channel):
             self, queue, consumer_tag, no_ack, callback, expires_ms=self._transport.end_of(queue)
         )
         self._subscriptions[consumer_tag] = subscription
+        if subscription.expires_ms:
+            self._holder.consumed.append(queue)
         self._transport.metronome.add(subscription)
 
     def _consume_fanout(self, consumer_tag: str, queue: str, no_ack: bool, callback: Any) -> None:
@@ -317,7 +335,10 @@ class Channel(virtual.Channel):
         if fanout is not None:
             self._transport.fanout.unsubscribe(*fanout)
             return
-        undelivered = self._transport.metronome.remove(self._subscriptions.pop(consumer_tag))
+        subscription = self._subscriptions.pop(consumer_tag)
+        if subscription.expires_ms:
+            self._holder.consumed.remove(subscription.queue)
+        undelivered = self._transport.metronome.remove(subscription)
         self.qos.release([message.delivery_tag for message in undelivered])
 
     def credit(self) -> int:
@@ -368,7 +389,8 @@ class Channel(virtual.Channel):
         properties["delivery_tag"] = self._delivery_tag(queue, claimed.fence.tag)
         message = LaneMessage(payload, channel=self)
         message.lease = Lease(queue, claimed.fence, claimed.lane, payload["headers"].get("id"))
-        message.lease.owner = self._transport
+        message.lease.owner, message.lease.holder = weakref.ref(self._transport), self._holder
+        message.lease.ends = self._transport.end_of(queue) / 1000
         return message
 
     def _delivery_tag(self, queue: str, tag: str) -> str:
@@ -413,6 +435,7 @@ class Channel(virtual.Channel):
         used = self._auto_delete & self._consumed
         # Closed, the channel knows no exchange types any more.
         bindings = [binding for queue in used for binding in self._bindings_of(queue)]
+        self._collected.detach()
         super().close()
         self._drop_auto_delete(used, bindings)
 
@@ -432,6 +455,20 @@ class Channel(virtual.Channel):
                     transport.state.queue_bindings_delete(binding[-1])
         except unreachable as exc:
             logger.debug("cannot delete auto-delete queues now (%s); they end by themselves", exc)
+
+
+def _is_reply(message: dict[str, Any]) -> bool:
+    """Whether a message answers another one, as results of ``rpc://`` do."""
+    properties = message["properties"]
+    return (
+        bool(properties.get("correlation_id")) and not properties.get("reply_to") and "task" not in message["headers"]
+    )
+
+
+def _abandon(keeper: Keeper, holder: Holder, process: int) -> None:
+    # A fork's copy of the channel holds nothing.
+    if os.getpid() == process:
+        keeper.abandon(holder)
 
 
 def _expires(queue: str, arguments: dict[str, Any]) -> int:

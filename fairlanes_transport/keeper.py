@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import math
 import os
 import sys
 import threading
@@ -47,6 +48,19 @@ class Owner(Protocol):
         """False lets the lease end: the loop hangs.  Called by the keeper's thread."""
 
 
+class Holder:
+    """What a channel has here that must not outlive it; knows nothing of the channel.
+
+    Attributes:
+        consumed: queues that end and that it consumes from, once per consumer.
+    """
+
+    __slots__ = ("consumed",)
+
+    def __init__(self) -> None:
+        self.consumed: list[str] = []
+
+
 class Lease:
     """A claimed message that this process holds.
 
@@ -62,12 +76,15 @@ class Lease:
         reason: why it will be rejected, for its dead letter.
         withdraw: keeps the pool from starting it; True: it will never start here.
         slot: acked early, and the lane keeps its running slot until the task has ended.
-        owner: asked by the keeper's thread whether the lease is worth renewing; None: always.
+        ends: seconds without use after which its queue is gone; 0: never.
+        owner: gives who is asked by the keeper's thread whether the lease is worth renewing; a weak reference, so that
+            a connection that is dropped can be collected.  None: always.
+        holder: of the channel that holds it.
     """
 
     __slots__ = (
-        "ended", "fence", "lane", "lost", "owner", "queue", "reason", "renewed", "returned", "slot", "spent_ms",
-        "started", "task_id", "withdraw",
+        "ended", "ends", "fence", "holder", "lane", "lost", "owner", "queue", "reason", "renewed", "returned", "slot",
+        "spent_ms", "started", "task_id", "withdraw",
     )  # fmt: skip
 
     def __init__(self, queue: str, fence: Fence, lane: str, task_id: str | None = None) -> None:
@@ -80,11 +97,13 @@ class Lease:
         self.ended = False
         self.slot = False
         self.spent_ms = 0
+        self.ends = 0.0
         self.renewed = since_boot()
         self.returned = False
         self.reason = "rejected"
         self.withdraw: Callable[[], bool] | None = None
-        self.owner: Owner | None = None
+        self.owner: Callable[[], Owner | None] | None = None
+        self.holder: Holder | None = None
 
     def will_not_start(self) -> bool:
         """Whether the message can be handed back: its task was not started here, and never will be."""
@@ -128,6 +147,10 @@ class Keeper:
         self._held: dict[tuple[str, str], Lease] = {}
         self._later: deque[Callable[[Store], object]] = deque()
         self._unsaid: deque[Callable[[], None]] = deque()
+        #: queue that ends -> seconds without use after which it does, once per consumer of this process
+        self._consumed: dict[str, list[float]] = {}
+        #: when (monotonic) they were used last
+        self._used = 0.0
         self._renewal = 0.0
         self._failing = False
         self._running = False
@@ -168,13 +191,47 @@ class Keeper:
     def hold(self, lease: Lease) -> None:
         """Renew `lease` from now on."""
         self._held[lease.key] = lease
-        if self._sleeping or not self._running:
+        if self._sleeping or not self._running or lease.ends:
             self._start()
 
     def drop(self, lease: Lease) -> None:
         """Renew `lease` no more."""
         if self._held.get(lease.key) is lease:
             del self._held[lease.key]
+
+    def consume(self, queue: str, ends: float) -> None:
+        """Note a consumer of a queue that is gone after so many seconds without use: it is in use until `leave`."""
+        self._consumed.setdefault(queue, []).append(ends)
+        self._start()
+
+    def leave(self, queue: str) -> None:
+        """Undo one `consume`."""
+        consumers = self._consumed.get(queue, [])
+        if consumers:
+            consumers.pop()
+        if not consumers:
+            self._consumed.pop(queue, None)
+
+    def abandon(self, holder: Holder) -> None:
+        """Let go of what a channel had that was collected without being closed.
+
+        It is called wherever the garbage collector runs, so the thread does it.
+        """
+        self.later(lambda store: self._abandon(holder, store))
+
+    def _abandon(self, holder: Holder, store: Store) -> None:
+        while holder.consumed:
+            self.leave(holder.consumed.pop())
+        by_queue: dict[str, list[Lease]] = {}
+        for lease in list(self._held.values()):
+            if lease.holder is holder and lease.will_not_start():
+                by_queue.setdefault(lease.queue, []).append(lease)
+        for queue, leases in by_queue.items():
+            for i in range(0, len(leases), CHUNK):
+                store.release(queue, [lease.fence for lease in leases[i : i + CHUNK]])
+        for lease in (lease for leases in by_queue.values() for lease in leases):
+            lease.returned = True
+            self.drop(lease)
 
     def later(self, operation: Callable[[Store], object]) -> None:
         """Do it as soon as the broker can be reached, in the order of these calls."""
@@ -213,7 +270,8 @@ class Keeper:
         """
         by_queue: dict[str, list[Lease]] = {}
         for lease in list(self._held.values()):
-            if not lease.lost and (lease.owner is None or lease.owner.renews(lease)):
+            owner = lease.owner and lease.owner()
+            if not lease.lost and (owner is None or owner.renews(lease)):
                 by_queue.setdefault(lease.queue, []).append(lease)
         for queue, leases in by_queue.items():
             try:
@@ -224,6 +282,29 @@ class Keeper:
             except Exception as exc:
                 # Damaged data, or a right that is missing: the other queues are renewed all the same.
                 self._say(functools.partial(logger.error, "cannot renew the leases of queue %r", queue, exc_info=exc))
+
+    def use(self) -> None:
+        """Use the queues that end, of which this process has a consumer or holds a message.
+
+        Raises:
+            redis.exceptions.RedisError, OSError: the broker cannot be reached.
+        """
+        for queue in self._in_use():
+            try:
+                self.store.rearm(queue)
+            except unreachable:
+                raise
+            except Exception as exc:
+                self._say(functools.partial(logger.error, "cannot use queue %r", queue, exc_info=exc))
+
+    def _in_use(self) -> dict[str, float]:
+        """Queue -> seconds without use after which it is gone."""
+        held = {lease.queue: lease.ends for lease in list(self._held.values()) if lease.ends}
+        return held | {queue: min(ends) for queue, ends in list(self._consumed.items()) if ends}
+
+    def _next_use(self) -> float:
+        """When (monotonic) to use them: three times before the first would end, so that a try may fail."""
+        return self._used + min(self._in_use().values(), default=math.inf) / 3
 
     def flush(self, seconds: float) -> None:
         """Wait until nothing waits for the broker any more, for at most so long."""
@@ -313,17 +394,25 @@ class Keeper:
         if self._failing:
             self._signal.acquire(True, min(RETRY_SECONDS, self.interval))
         elif self._held and not self._later:
-            self._signal.acquire(True, max(0.0, self._renewal - monotonic()))
+            self._wait(self._renewal)
         elif not self._later:
             # Said before looking: who holds something new looks for us only after that.
             self._sleeping = True
             if not self._held and not self._later:
-                self._signal.acquire(True, -1)
+                self._wait(math.inf)
             self._sleeping = False
             # What is held now was claimed now.
             self._renewal = monotonic() + self.interval
 
+    def _wait(self, until: float) -> None:
+        """Wait for a signal, or for a time (monotonic), or until a queue is to be used."""
+        until = min(until, self._next_use())
+        self._signal.acquire(True, -1 if until == math.inf else max(0.0, until - monotonic()))
+
     def _turn(self) -> None:
+        if monotonic() >= self._next_use():
+            self.use()
+            self._used = monotonic()
         if self._held and monotonic() >= self._renewal:
             self.renew()
             self._renewal = monotonic() + self.interval

@@ -91,6 +91,8 @@ class Metronome:
         self.delivering = 0
         self.claiming = False
         self.closed = False
+        #: called with a queue that the broker does not know, though it is consumed from
+        self.forgotten: Callable[[str], None] = lambda queue: None
         #: sends the acks that wait for the end of a turn
         self.flush_acks: Callable[[], None] = lambda: None
         self._order = cycle_by_name(options.queue_order_strategy)()
@@ -104,8 +106,6 @@ class Metronome:
         self._looked = False
         #: queue -> when (monotonic) we last claimed from it
         self._visited: dict[str, float] = {}
-        #: queue -> seconds without use after which it is gone; only queues with an end
-        self._ends: dict[str, float] = {}
         self._thread: int | None = None
         self._heard = self._silences()
 
@@ -115,7 +115,7 @@ class Metronome:
         """Start to consume."""
         self.subscriptions.setdefault(subscription.queue, deque()).append(subscription)
         if subscription.expires_ms:
-            self._ends[subscription.queue] = subscription.expires_ms / 1000
+            self.keeper.consume(subscription.queue, subscription.expires_ms / 1000)
         self.hot.add(subscription.queue)
         self._order.update(list(self.subscriptions))
 
@@ -126,9 +126,10 @@ class Metronome:
         if remaining is None or subscription not in remaining:
             return []
         remaining.remove(subscription)
+        if subscription.expires_ms:
+            self.keeper.leave(queue)
         if not remaining:
             del self.subscriptions[queue]
-            self._ends.pop(queue, None)
             self._visited.pop(queue, None)
             self.hot.discard(queue)
             if queue in self.park.queues:
@@ -148,6 +149,8 @@ class Metronome:
         Args:
             parks: it was made with `will_park`, so `turn` says whether we keep the time.
         """
+        if turn.forgotten:
+            self.forgotten(queue)
         if parks:
             self._keep_time(queue, turn)
         if turn.need and queue in self.subscriptions and queue not in self.park.queues:
@@ -231,7 +234,6 @@ class Metronome:
             self._starved = False
             self.hot.update(wanted)
         self._check_park(wanted)
-        self._use_those_that_end(wanted)
         if not self.hot.isdisjoint(wanted):
             return True
         if park and not self.park.parked:
@@ -246,13 +248,6 @@ class Metronome:
     def claimable(self) -> bool:
         """Whether there is something to claim, as far as we know, and the credit for it."""
         return not self.hot.isdisjoint(self._with_credit())
-
-    def _use_those_that_end(self, wanted: dict[str, int]) -> None:
-        """A queue with ``x-expires`` is in use while it is consumed, also if we are busy with others."""
-        now = monotonic()
-        for queue, seconds in tuple(self._ends.items()):
-            if queue in wanted and now - self._visited.get(queue, 0.0) > seconds / 2:
-                self.hot.add(queue)
 
     # claims
 
@@ -302,6 +297,8 @@ class Metronome:
 
     def _claimed(self, queue: str, turn: Turn) -> None:
         self.claiming = False
+        if turn.forgotten:
+            self.forgotten(queue)
         self._keep_time(queue, turn)
         if not turn.need:
             self.hot.discard(queue)
@@ -390,8 +387,7 @@ class Metronome:
             self._unpark()
 
     def _park_seconds(self) -> float:
-        seconds = min(self.options.park_seconds, self.options.lease_seconds / 2)
-        return min([seconds, *(end / 2 for end in tuple(self._ends.values()))])
+        return min(self.options.park_seconds, self.options.lease_seconds / 2)
 
     def _unpark(self) -> None:
         was_parked = self.park.parked

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Iterable
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import virtual
@@ -29,6 +31,9 @@ class QoS(virtual.QoS):
     def __init__(self, channel: Channel, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
         self._transport = channel.connection
+        # kombu's own would keep the channel, and all that it holds, for the life of the process.
+        self._on_collect.cancel()
+        self._on_collect = Finalize(self, functools.partial(_restore_at_exit, weakref.ref(self)), exitpriority=1)
 
     def can_consume(self) -> bool:
         """Whether the prefetch limit allows another message."""
@@ -130,6 +135,12 @@ class QoS(virtual.QoS):
         except unreachable as exc:
             logger.debug("cannot tell the broker now: %s", exc)
             keeper.later(attempt)
+
+
+def _restore_at_exit(reference: weakref.ref[QoS]) -> None:
+    qos = reference()
+    if qos is not None:
+        qos.restore_unacked_once()
 
 
 def _release(store: Store, again: bool, *, queue: str, leases: list[Lease]) -> None:

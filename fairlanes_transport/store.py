@@ -422,6 +422,10 @@ class Store:
         """Ms without use after which the queue is gone; 0: never."""
         return int(self.caller.call("HGET", keys.part(keys.base(queue, self.prefix), "queue"), "expires") or 0)
 
+    def is_declared(self, queue: str) -> bool:
+        """Whether somebody has declared the queue, and it is still there."""
+        return bool(self.caller.call("HEXISTS", keys.part(keys.base(queue, self.prefix), "queue"), "expires"))
+
     def exists(self, queue: str) -> bool:
         """Whether the queue was declared, or holds anything."""
         base = keys.base(queue, self.prefix)

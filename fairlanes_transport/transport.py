@@ -26,6 +26,7 @@ from .acks import Acks
 from .addresses import Address
 from .channel import Channel
 from .connections import Link
+from .declared import Declaration, Declared
 from .draining import Draining
 from .durable import Confirming
 from .errors import BrokerUnavailable
@@ -107,6 +108,7 @@ class Transport(virtual.Transport):
         self.fanout_queues: dict[str, tuple[str, str]] = {}
         #: queue -> ms without use after which it is gone; of all channels, like the bindings
         self.queue_ends: dict[str, int] = {}
+        self.declared = Declared()
         self.turning: Turning | None = None
         #: a Celery worker consumes through this transport
         self.in_worker = False
@@ -136,6 +138,7 @@ class Transport(virtual.Transport):
         self.bindings = Bindings(self.link, options)
         park = Park(self.link, self.store)
         self.metronome = Metronome(self.store, self.keeper, park, self.fanout, options)
+        self.metronome.forgotten = self.restore_consumed
         self.draining = Draining(self.metronome)
         self.acks = Acks(self.store, self.keeper, self.metronome)
         super().establish_connection()
@@ -183,6 +186,7 @@ class Transport(virtual.Transport):
 
     def declare_queue(self, queue: str, expires_ms: int, *, durable: bool, defaults: dict[str, Any]) -> bool:
         """Make a queue exist; a durable one is listed, so that tools find it.  True: it is new."""
+        self.declared.queues[queue] = Declaration(expires_ms, durable, defaults)
         new = self.store.declare(queue, expires_ms, **defaults)
         if durable:
             add(self.link, [("SADD", keys.queues(self.options.global_keyprefix), queue)])
@@ -199,7 +203,50 @@ class Transport(virtual.Transport):
         if not self.store.delete(queue, if_empty=if_empty):
             return False
         self.link.call("SREM", keys.queues(self.options.global_keyprefix), queue)
+        self.declared.forget(queue)
+        self.queue_ends.pop(queue, None)
         return True
+
+    def bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
+        """Route what is published to an exchange to a queue, for all processes."""
+        self.declared.bind(exchange, routing_key, pattern, queue)
+        self.bindings.add(exchange, routing_key, pattern, queue, self.end_of(queue))
+
+    def restore(self, queue: str, *, durable_only: bool = False) -> bool:
+        """Declare and bind a queue again, if this connection has declared it and the broker has forgotten it.
+
+        Args:
+            durable_only: not one with an end: it has ended, perhaps, as it should.
+        """
+        declaration = self.declared.queues.get(queue)
+        if declaration is None or (durable_only and declaration.expires_ms) or self.store.is_declared(queue):
+            return False
+        logger.warning("the broker has forgotten queue %r; it is declared again, with its bindings", queue)
+        self.declare_queue(queue, declaration.expires_ms, durable=declaration.durable, defaults=declaration.defaults)
+        for exchange, routing_key, pattern in self.declared.bindings_of(queue):
+            self.bindings.add(exchange, routing_key, pattern, queue, declaration.expires_ms)
+        return True
+
+    def restore_bindings(self, exchange: str, table: list[tuple[str, str, str]]) -> bool:
+        """Restore the queues whose bindings to an exchange are not in its table any more; True: there were some.
+
+        A queue that is there was unbound by somebody, and stays so.
+        """
+        restored = False
+        for binding in self.declared.missing(exchange, table):
+            queue = binding[2]
+            if self.restore(queue, durable_only=True):
+                restored = True
+            elif not restored and self.store.is_declared(queue):
+                self.declared.unbind(exchange, *binding)
+        return restored
+
+    def restore_consumed(self, queue: str) -> None:
+        """The broker does not know a queue that is consumed from here."""
+        try:
+            self.restore(queue)
+        except errors.unreachable as exc:
+            logger.debug("cannot declare queue %r again now: %s", queue, exc)
 
     def is_durable(self, queue: str) -> bool:
         """Whether the queue was declared to stay."""

@@ -76,6 +76,23 @@ def test_consumed_beside_a_queue_that_is_always_busy(connection: Connection, ser
         assert "fairlanes:1:{passing}:queue" in ours_on(server)
 
 
+def test_consumed_by_somebody_who_is_busy_it_stays(connection: Connection, server: Server) -> None:
+    """Its consumer has no credit, and works for longer than the queue would last."""
+    inbox = Inbox(connection.default_channel, passing(), prefetch=1, ack=False)
+    send(connection, "passing", *range(3))
+    for i in range(3):
+        until(connection, lambda i=i: len(inbox.bodies) > i)
+        time.sleep(2.5 * END)
+        inbox.messages[-1].ack()
+    assert inbox.bodies == [0, 1, 2]
+
+
+def test_a_consumer_that_left_does_not_keep_it(connection: Connection, server: Server) -> None:
+    inbox = Inbox(connection.default_channel, passing())
+    inbox.consumer.cancel()
+    wait_for(lambda: not ours_on(server), 10, "the end of the queue")
+
+
 def test_published_to_it_stays(connection: Connection, server: Server) -> None:
     passing(channel=connection.default_channel).declare()
     for i in range(30):
@@ -86,7 +103,7 @@ def test_published_to_it_stays(connection: Connection, server: Server) -> None:
 
 def test_a_held_message_keeps_it(connect: Callable[..., Connection], server: Server) -> None:
     """The keeper renews the lease, and so the queue."""
-    connection = connect(lease_seconds=1.5)
+    connection = connect()  # a lease is far longer than the end of the queue
     passing(channel=connection.default_channel).declare()
     send(connection, "passing", 1)
     message = connection.default_channel.basic_get("passing")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 
-from kombu import Connection
+import pytest
+from kombu import Connection, Queue
 
 from tests.harness import Server, wait_for
 from tests.invariants import check
@@ -39,3 +41,32 @@ def test_one_extend_per_queue_and_third_of_a_lease(
     monitor.start()
     time.sleep(2 * lease / 3)
     assert monitor.commands() == []
+
+
+#: Sockets that nobody closed are closed by the garbage collector too, with a warning.
+unclosed = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
+
+@unclosed
+def test_a_connection_that_is_dropped_without_a_close_lets_go(server: Server) -> None:
+    """Nobody closes it: what it holds goes back when the garbage collector finds it."""
+    dropped = Connection(server.url())
+    send(dropped, "celery", 1)
+    message = dropped.default_channel.basic_get("celery")
+    assert message is not None
+    del message, dropped
+    gc.collect()
+    wait_for(lambda: check(server.client(), "celery").ready, 5, "the message in its lane")
+    (record,) = check(server.client(), "celery").message.values()
+    assert (record.attempt, record.failures) == (1, 0)
+
+
+@unclosed
+def test_a_consumer_that_is_dropped_does_not_keep_its_queue(server: Server) -> None:
+    dropped = Connection(server.url())
+    inbox = Inbox(dropped.default_channel, Queue("passing", expires=1), ack=False)
+    send(dropped, "passing", 1)
+    take(dropped, 1)
+    del inbox, dropped
+    gc.collect()
+    wait_for(lambda: not server.client().exists("fairlanes:1:{passing}:queue"), 10, "the end of the queue")
