@@ -1,6 +1,6 @@
 -- Declare the queue: it exists from now on, with the defaults of its lanes, and its end if it has one.
 --
--- A queue with an end that holds more than 500 lanes cannot be made of one without; it stays as it is.
+-- A queue that holds more than 250 lanes cannot be given an end later; it stays without one.
 --
 -- KEYS[1]  base of the queue's keys
 -- ARGV[1]  now      ms; '' = the server's clock
@@ -31,14 +31,14 @@ local function adopt(lane, old)
   lane_settings(q, lane)
 end
 
-if q.expires == 0 and expires > 0 and redis.call('ZCARD', K.lanes) + redis.call('ZCARD', K.configured) > 500 then
+if q.expires == 0 and expires > 0 and redis.call('ZCARD', K.lanes) + redis.call('ZCARD', K.configured) > ENDS_AT_ONCE then
   expires, changed, refused = 0, false, 1
 elseif q.expires == 0 and expires > 0 then
   local old = { ready = K.ready, flight = K.flight, settings = K.settings, throttle = K.throttle, bucket = K.bucket,
     work = K.work }
   new_life(q)
   for _, index in ipairs({ K.lanes, K.configured }) do
-    for _, lane in ipairs(redis.call('ZRANGE', index, 0, 499)) do adopt(lane, old) end
+    for _, lane in ipairs(redis.call('ZRANGE', index, 0, ENDS_AT_ONCE - 1)) do adopt(lane, old) end
   end
 elseif q.expires > 0 and expires == 0 then
   local lanes = redis.call('ZRANGE', K.ends, 0, ENDS_AT_ONCE - 1)

@@ -344,6 +344,66 @@ def test_an_interrupted_move_can_be_made_again(rig: Rig, monkeypatch: pytest.Mon
     rig.check("other")
 
 
+@pytest.mark.parametrize("fate", ["waits", "is finished", "is dead"])
+def test_a_move_loses_nothing_where_the_other_queue_knows_the_id(rig: Rig, fate: str) -> None:
+    """A topic publish puts one id into two queues; each has its own copy."""
+    rig.lanes.declare("other")
+    for queue in ("q", "other"):
+        rig.store.enqueue(queue, "same", "a", '{"headers": {"id": "t"}}', b"x")
+    if fate != "waits":
+        (claimed,) = rig.store.claim("other", 1, 60_000).claimed
+        if fate == "is dead":
+            rig.store.reject("other", claimed.fence, requeue=False, reason="x")
+        else:
+            rig.store.ack("other", [claimed.fence])
+    assert rig.lanes.move("q", "a", "other") == 1
+    there = rig.lanes.snapshot("other")
+    assert (there.ready, there.dead) == (1 + (fate == "waits"), int(fate == "is dead"))
+    assert rig.lanes.snapshot("q").ready == 0
+    rig.check("other")
+
+
+def test_a_move_that_is_killed_and_made_again_runs_nothing_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what was stored there, one has run meanwhile, and one is dead."""
+    rig.lanes.declare("other")
+    for n in range(3):
+        rig.send(f"t{n}")
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.lanes.store, "cancel", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rig.lanes.move("q", "a", "other")
+    held = [m.tag for m in rig.lanes.delayed("other")]
+    rig.store.reschedule("other", [(tag, 0) for tag in held[:2]])
+    ran, died = rig.store.claim("other", 2, 60_000).claimed
+    rig.store.ack("other", [ran.fence])
+    rig.store.reject("other", died.fence, requeue=False, reason="x")
+    assert rig.lanes.move("q", "a", "other") == 3
+    there = rig.lanes.snapshot("other")
+    assert (rig.lanes.snapshot("q").ready, there.ready, there.delayed, there.dead) == (0, 1, 0, 1)
+    rig.check("other")
+
+
+def test_a_move_fetches_no_more_than_a_megabyte_at_a_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of other lanes, whose delayed messages are on the same pages."""
+    rig.lanes.declare("other")
+    due = rig.later()
+    for n in range(6):
+        rig.store.enqueue("q", f"big{n}", "a", "{}", bytes(400_000), due_ms=due)
+        rig.store.enqueue("q", f"foreign{n}", "b", "{}", bytes(400_000), due_ms=due)
+    fetched = []
+    pipeline = rig.lanes.browser.commands.pipeline
+
+    def measured(commands: Any, **options: Any) -> Any:
+        replies = pipeline(commands, **options)
+        fetched.append(sum(len(v) for reply in replies if isinstance(reply, list) for v in reply if v))
+        return replies
+
+    monkeypatch.setattr(rig.lanes.browser.commands, "pipeline", measured)
+    assert rig.lanes.move("q", "a", "other") == 6
+    assert max(fetched) <= 1_000_000
+    assert sum(fetched) < 7 * 400_000
+
+
 # a server without memory
 
 

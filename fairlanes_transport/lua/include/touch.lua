@@ -3,7 +3,7 @@
 -- holds when. So one call does little, whatever the number of lanes, and the queue never outlives a lane.
 
 -- Lanes whose end one call moves.
-local ENDS_AT_ONCE = 1000
+local ENDS_AT_ONCE = 250
 
 -- new_life(q): the lanes' keys get names that no earlier life of the queue has used.
 local function new_life(q)
@@ -37,9 +37,9 @@ local function touch(q, changed)
   if q.expires == 0 then return end
   local clock = redis.call('TIME')
   local time = clock[1] * 1000 + math.floor(clock[2] / 1000)
-  -- The queue is used once in `expires` at least, and then 1,000 lanes are moved: so lanes live for longer the more
+  -- The queue is used once in `expires` at least, and then 250 lanes are moved: so lanes live for longer the more
   -- there are.
-  local span = math.ceil(q.expires * (2.2 + redis.call('ZCARD', K.ends) / 500))
+  local span = math.ceil(q.expires * (2.2 + redis.call('ZCARD', K.ends) / 125))
   for lane in pairs(q.lanes) do
     local at = tonumber(redis.call('ZSCORE', K.ends, lane) or 0)
     keep_lane(lane, at > time + q.expires * 1.1 and at or time + span)
