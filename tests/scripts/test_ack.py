@@ -165,6 +165,15 @@ def test_an_ack_that_is_sent_again_after_the_end_frees_the_slot(bench: Bench) ->
     assert bench.fence().tag == "a1"
 
 
+def test_an_ack_by_somebody_else_frees_no_slot(bench: Bench) -> None:
+    bench.configure("a", limit=1)
+    bench.put("t")
+    fence = bench.fence()
+    bench.ack(fence, keep_slot=True)
+    assert bench.ack(fence._replace(token="forged")) == (GONE,)
+    assert bench.check().running_slots() == {"t"}
+
+
 def test_a_lane_without_bounds_needs_no_slot(bench: Bench) -> None:
     bench.put("t")
     bench.ack(bench.fence(), keep_slot=True)

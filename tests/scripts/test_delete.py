@@ -137,3 +137,12 @@ def test_a_delete_that_finds_another_interrupted_finishes_both(bench: Bench) -> 
     litter(bench, 150)
     assert bench.store.delete(bench.queue)
     assert bench.client.keys() == []
+
+
+def test_a_throttle_does_not_come_back(bench: Bench) -> None:
+    """Of a lane that holds nothing."""
+    bench.put("t", "other")
+    bench.store.throttle(bench.queue, "idle", 600_000)
+    assert scripts.load("delete").run(bench.store.caller, bench.key("queue")[:-5], 0, 0) == 1
+    bench.put("new", "idle")
+    assert bench.tags(5) == ["new"]

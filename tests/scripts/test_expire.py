@@ -141,6 +141,16 @@ def test_where_the_server_was_there_a_dead_workers_lease_is_taken_at_once(bench:
     assert bench.tags(1, lease=4_000) == ["t"]
 
 
+def test_where_others_renew_a_dead_workers_lease_is_taken_at_once(bench: Bench) -> None:
+    """Nobody claims for long, as all are busy: that is no outage."""
+    bench.fill("a", 2)
+    held, dead = (message.fence for message in bench.claim(2, lease=60_000))
+    for _ in range(4):
+        bench.tick(20_000, away=True)
+        assert bench.store.extend(bench.queue, [held], 60_000) == (DONE,)
+    assert bench.tags(2, lease=60_000) == [dead.tag]
+
+
 def test_a_clock_that_steps_back_is_no_outage(bench: Bench) -> None:
     bench.put("t")
     bench.claim(1, lease=4_000)
