@@ -74,6 +74,8 @@ class Doctor:
             QueueAbsent: the queue was never declared.
         """
         self.lanes.snapshot(queue)
+        if repair:
+            self.store.clear_ruins(queue)
         return _Visit(self, queue, repair).report()
 
     def look_around(self, queues: Iterable[str]) -> Surroundings:

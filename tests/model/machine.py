@@ -16,6 +16,7 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from fairlanes_transport import scripts
 from fairlanes_transport.errors import LaneFull
 from fairlanes_transport.store import Answer, FailurePolicy, Fence, WillPark
 from tests.model.reference import Reference
@@ -54,7 +55,7 @@ ACTIONS = [
     *["claim"] * 6, *["enqueue"] * 4, *["ack"] * 4, *["pass_time_to_what_is_next"] * 3, *["reject"] * 3,
     *["configure"] * 2, *["release"] * 2, *["finish"] * 2, "enqueue_again", "enqueue_into_a_full_lane", "extend",
     "rearm", "pop_the_token_and_die", "pass_time", "outage", "expire", "pause", "throttle", "redrive", "purge",
-    "cancel",
+    "cancel", "delete", "end",
 ]  # fmt: skip
 
 
@@ -361,6 +362,40 @@ class QueueMachine(RuleBasedStateMachine):
         for tag in gone:
             self.ref.remove(tag, "purged", self.now)
         self.rearmed()
+
+    def delete(self, draw: Draw) -> None:
+        """Whole, or by somebody who dies after the first step; half of them only if it is empty."""
+        if_empty, dies = draw(st.sampled_from([True, True, True, False])), draw(st.booleans())
+        if if_empty and any(m.place != "dead" for m in self.ref.messages.values()):
+            assert not self.store.delete(self.queue, if_empty=True)
+            return
+        if dies:
+            base = self.bench.key("queue")[: -len("queue")]
+            scripts.load("delete").run(self.store.caller, base, int(if_empty), 0)
+        else:
+            assert self.store.delete(self.queue, if_empty=if_empty)
+        self.begin_anew()
+
+    def end(self, draw: Draw) -> None:
+        """A queue with an end is not used for so long; then one is declared again, with an end or without."""
+        state = self.bench.state()
+        expires = int(state.queue.get("expires", 0))
+        if expires:
+            own = [
+                self.bench.key(name) for name in state.ttl if ":" not in name and name not in ("finished", "previous")
+            ]
+            self.bench.client.delete(*own)
+            self.begin_anew(keep_finished=True)
+        if draw(st.sampled_from([True, False, False])):
+            self.store.declare(self.queue, draw(st.sampled_from([0, 600_000])))
+
+    def begin_anew(self, *, keep_finished: bool = False) -> None:
+        """The queue is gone: nothing of it comes back, but what it remembers of what was finished."""
+        old = self.ref
+        self.ref = Reference(POLICY, self.wait_of, JOIN, GRACE)
+        if keep_finished:
+            self.ref.finished, self.ref.previous = old.finished, old.previous
+        self.token_out = False
 
     # after every step
 

@@ -14,7 +14,7 @@ import redis
 from click.testing import CliRunner, Result
 from kombu import Connection
 
-from fairlanes_transport import keys
+from fairlanes_transport import keys, scripts
 from fairlanes_transport.cli import fairlanes
 from fairlanes_transport.errors import QueueAbsent
 from fairlanes_transport.lanes.api import Lanes
@@ -242,6 +242,18 @@ def test_what_can_still_run_runs(patient: Patient, name: str) -> None:
     waiting = {m.task_id for m in patient.lanes.peek("q", "a")}
     assert "ready" in waiting
     assert ("leased" in waiting) == (name == "lease without record")
+
+
+def test_what_was_deleted_half_way_does_not_run_again(patient: Patient) -> None:
+    """Whoever deleted died after the first step, and the queue is used again: the repair removes what is left."""
+    for n in range(150):
+        patient.send(f"old{n}", f"lane{n}")
+    assert scripts.load("delete").run(patient.store.caller, keys.base("q"), 0, 0) == 2
+    patient.send("new", "a")
+    patient.doctor.check("q", repair=True)
+    (claimed,) = patient.store.claim("q", 16, 600_000).claimed
+    assert b'"new"' in claimed.envelope
+    assert patient.check().earlier == {}
 
 
 def test_a_key_that_is_not_ours_is_told_but_left(patient: Patient) -> None:
