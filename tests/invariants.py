@@ -222,7 +222,7 @@ def dump(client: redis.Redis, queue: str, prefix: str = "") -> State:
         else:
             setattr(state, part, value)
         if ttl >= 0:
-            state.ttl[name] = ttl
+            state.ttl[part if lane is None else f"{part}:{lane}"] = ttl
     return state
 
 
