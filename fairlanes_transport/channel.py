@@ -20,7 +20,7 @@ from . import envelope, tenancy
 from .envelope import EnvelopeError, eta_ms, tenant_name
 from .errors import OptionError, QueueAbsent, unreachable
 from .keeper import Holder, Keeper, Lease
-from .lane_settings import checked_defaults
+from .lane_settings import COSTS, checked_defaults
 from .metronome import Subscription
 from .qos import QoS
 from .store import Claimed
@@ -154,7 +154,7 @@ class Channel(virtual.Channel):
             "body": body.encode() if isinstance(body, str) else bytes(body or b""),
             "priority": self._get_message_priority(message),
             "due_ms": due,
-            "cost": _cost(headers),
+            "cost": _cost(self.options.cost_header, headers),
             "admit": tenancy.sent_by_a_task(headers),
         }
         if not bound_to:
@@ -495,10 +495,12 @@ def _warn_of_ignored(queue: str, arguments: dict[str, Any]) -> None:
         logger.warning("queue %r: %s has no effect here", queue, ", ".join(ignored))
 
 
-def _cost(headers: dict[str, Any]) -> float:
-    cost = headers.get("cost")
+def _cost(name: str | None, headers: dict[str, Any]) -> float:
+    """Return what a message costs its lane: the header that `cost_header` names, or 1."""
+    cost = headers.get(name) if name else None
     if cost is None:
         return 1.0
-    if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not 0 < cost < 1e6:
-        raise OptionError(f"header cost is {cost!r}; it must be a number above 0 and below 1,000,000")
+    low, high = COSTS
+    if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not low <= cost <= high:
+        raise OptionError(f"header {name} is {cost!r}; a cost is a number from {low:g} to {high:,}")
     return float(cost)

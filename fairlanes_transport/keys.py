@@ -7,7 +7,10 @@ the key: two versions with different layouts never read each other's data.
 ========== ====== ================================================================================
 part       type   meaning
 ========== ====== ================================================================================
-queue      hash   the queue's state and its lanes' defaults: ``vt`` (virtual time), ``arrivals`` (counter),
+queue      hash   the queue's state and its lanes' defaults: ``vt`` + ``lap`` (virtual time: ticks
+                  on a circle of 2^52, rounds), ``last`` (base given last), ``own_lanes`` + ``own_weight`` (lanes on
+                  the ring with a weight of their own: number, sum in thousandths), ``costs`` (1: some message
+                  costs other than 1), ``walk`` (a changed default on its way), ``arrivals`` (counter),
                   ``paused``, ``keeper`` + ``keeper_until`` (timekeeper), ``deputy`` + ``deputy_until``,
                   ``expires`` (ms), ``weight``, ``limit``, ``rate``, ``burst``, ``max_size``,
                   ``fairness``, ``mean`` (seconds), ``life`` (see below), ``finished_since``, ``seen`` (ms; last
@@ -15,6 +18,8 @@ queue      hash   the queue's state and its lanes' defaults: ``vt`` (virtual tim
 totals     hash   counters since the queue began: enqueued, claimed, acked, released, expired, rejected, ...; a
                   histogram of waits: ``wait_le_<ms>``, ``wait_ms``
 ring       zset   lane -> virtual time of its next turn; exactly the lanes that can be served now
+kept       hash   lane -> round, tag and paid cost: it left the ring with work, and comes back there
+reserved   hash   lane on the ring -> cost that it has paid for its next message, if that is not 1
 waiting    zset   lane -> time (ms) at which its throttle or rate lets it back on the ring
 lanes      zset   lane -> 0; lanes with ready or leased messages (an index to page through)
 configured zset   lane -> 0; lanes with settings of their own (an index to page through)
@@ -39,8 +44,8 @@ ready:     zset   tag -> order (priority * 2^49 + arrival)
 flight:    set    tags leased from the lane
 settings:  hash   what an operator configured: weight, limit, rate, burst, max_size, paused
 throttle:  string time (ms) until which the lane is off the ring; expires then
-bucket:    hash   rate bucket: tokens, at (ms); expires when full
-work:      hash   fairness by time: mean (s), debt (s); expires after an hour
+allowed:   string rate: time (ms) by which all starts so far are paid for; expires when it has passed
+work:      hash   fairness by time: mean (s), ``lap`` + ``tag`` (an empty lane's place); expires after an hour
 ========== ====== ================================================================================
 
 A queue with an end, and one that is declared while a deleted one of its name is being removed, has a life: its
@@ -52,17 +57,17 @@ from __future__ import annotations
 from typing import Final
 
 #: Version of the key layout and of the scripts' data formats.
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 
 #: Parts that exist once per queue.
 QUEUE_PARTS: Final = (
-    "queue", "totals", "ring", "waiting", "lanes", "configured", "message", "envelope", "body",
+    "queue", "totals", "ring", "kept", "reserved", "waiting", "lanes", "configured", "message", "envelope", "body",
     "leases", "delayed", "dead", "reasons", "finished", "previous", "wake", "ends", "throttled",
     "ruin", "ruinlanes", "ruinconfigured", "ruinthrottled",
 )  # fmt: skip
 
 #: Parts that exist once per lane; the lane's name follows.
-LANE_PARTS: Final = ("ready", "flight", "settings", "throttle", "bucket", "work")
+LANE_PARTS: Final = ("ready", "flight", "settings", "throttle", "allowed", "work")
 
 #: Part name -> what stands behind the base.
 PARTS: Final = {**{p: p for p in QUEUE_PARTS}, **{p: f"{p}:" for p in LANE_PARTS}}

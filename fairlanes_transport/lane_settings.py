@@ -9,6 +9,8 @@ from .bounds import CHOICES, MAY_BE_NONE, NUMBERS, OF_A_LANE, OF_A_QUEUE
 from .errors import OptionError
 from .options import parse_rate
 
+#: Least and most that a message may cost its lane, in turns; as ``enqueue.lua`` has them.
+COSTS: Final = (0.01, 1000)
 #: What can be set of a lane.
 SETTINGS: Final = OF_A_LANE
 

@@ -135,6 +135,10 @@ def _text(value: Any) -> str:
     raise ValueError("must be a string that is not empty")
 
 
+def _optional_text(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
 def _rate(value: Any) -> str | None:
     if value is None:
         return None
@@ -265,6 +269,12 @@ class Options:
         "count",
         _choice(*CHOICES["fairness"]),
         "What a turn costs a lane: one per message (`'count'`), or worker time (`'time'`).",
+    )
+    cost_header: str | None = _option(
+        None,
+        _optional_text,
+        "Message header that says how many turns the message costs its lane, from 0.01 to 1,000; "
+        "None: no header is read, every message costs one.",
     )
 
     # failures

@@ -24,6 +24,10 @@ ENTERED = ("enqueued", "moved_in")
 _ORDER_BITS = 2**49
 #: What the queue notes of its use; `State.flat` leaves it out.
 NOTES = ("queue/seen", "queue/finished_since")
+#: Ticks of a turn of cost 1 at weight 1, of the circle, and the furthest that a lane stands ahead of the virtual time
+#: (lua/include/ring.lua); the shortest time (ms) that a rate holds a lane.
+UNIT, CIRCLE, LEAD = 2**28, 2**52, 2**51
+NAP = 20
 
 # Everything under a base, as one list: time, then per key its name, kind, ms to live and content.
 _DUMP = """
@@ -36,8 +40,8 @@ local readers = {
 }
 local kinds = {
   queue = 'hash', totals = 'hash', message = 'hash', envelope = 'hash', body = 'hash', reasons = 'hash',
-  settings = 'hash', bucket = 'hash', work = 'hash', flight = 'set', wake = 'list', throttle = 'string',
-  finished = 'set', previous = 'set', ruin = 'string',
+  settings = 'hash', kept = 'hash', reserved = 'hash', work = 'hash', flight = 'set', wake = 'list',
+  throttle = 'string', allowed = 'string', finished = 'set', previous = 'set', ruin = 'string',
 }
 local time = redis.call('TIME')
 local out = { time[1] * 1000 + math.floor(time[2] / 1000) }
@@ -82,6 +86,8 @@ class State:
     queue: dict[str, str] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     ring: dict[str, float] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    reserved: dict[str, str] = field(default_factory=dict)
     waiting: dict[str, float] = field(default_factory=dict)
     lanes: dict[str, float] = field(default_factory=dict)
     configured: dict[str, float] = field(default_factory=dict)
@@ -105,7 +111,7 @@ class State:
     flight: dict[str, set[str]] = field(default_factory=dict)
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
     throttle: dict[str, int] = field(default_factory=dict)
-    bucket: dict[str, dict[str, str]] = field(default_factory=dict)
+    allowed: dict[str, float] = field(default_factory=dict)
     work: dict[str, dict[str, str]] = field(default_factory=dict)
     ttl: dict[str, int] = field(default_factory=dict)
     #: keys of lanes of an earlier life: their names without the base -> ms to live, -1 for ever
@@ -134,13 +140,15 @@ class State:
         tokens, _, period = (self.setting(lane, "rate") or "").partition("/")
         if period:
             rate, burst = float(tokens) / float(period), self.number(lane, "burst") or 1.0
-            left = burst
-            if lane in self.bucket:
-                bucket = self.bucket[lane]
-                left = min(burst, float(bucket["tokens"]) + max(0, now - float(bucket["at"])) * rate)
-            if left < 1 - 1e-9:
-                at = max(at, now + math.ceil((1 - left) / rate))
+            paid = min(self.allowed.get(lane, 0), now + burst / rate)
+            free = math.ceil(paid - (burst - 1) / rate - 0.01)
+            if free > now:
+                at = max(at, free, now + NAP if rate * NAP >= 1 else 0)
         return at if at > now else None
+
+    def places(self) -> dict[str, list[str]]:
+        """Round, tag and paid cost of the lanes that left the ring with work."""
+        return {lane: text.split() for lane, text in self.kept.items()}
 
     def running_slots(self) -> set[str]:
         """Tags of tasks that still run after an early ack."""
@@ -149,7 +157,7 @@ class State:
     def need(self) -> bool:
         """Whether a token has to be there (design section 6)."""
         timed = bool(self.delayed or self.waiting) and "keeper" not in self.queue
-        return self.queue.get("paused") != "1" and (bool(self.ring) or timed)
+        return self.queue.get("paused") != "1" and (bool(self.ring) or timed or "walk" in self.queue)
 
     def flat(self) -> dict[str, Any]:
         """The state as one dictionary, ``part[:lane]/member`` -> value, to compare two of them."""
@@ -161,7 +169,7 @@ class State:
                 flat.update({f"{part}/{member}": value for member, value in members.items()})
         for part in keys.LANE_PARTS:
             for lane, value in getattr(self, part).items():
-                if part == "throttle":
+                if part in ("throttle", "allowed"):
                     flat[f"{part}:{lane}"] = value
                 else:
                     members = dict.fromkeys(value, True) if isinstance(value, set) else value
@@ -187,7 +195,7 @@ def _value(part: str, kind: str, content: Any) -> Any:
     if part == "ruin":
         return {"life": _text(content[0])}
     if kind == "string":
-        return int(content[0])
+        return float(content[0]) if part == "allowed" else int(content[0])
     if kind == "list":
         return content
     pairs = _pairs(content)
@@ -245,6 +253,7 @@ def check(
     check_order(state)
     check_in_flight(state)
     check_ring(state, at)
+    check_turns(state)
     check_wake(state, token_out=token_out)
     check_keeper(state, at)
     check_leaks(state)
@@ -311,6 +320,8 @@ def check_in_flight(state: State) -> None:
 
 def check_ring(state: State, now: float) -> None:
     """A lane is on the ring if and only if it can be served; `waiting` holds those that only time keeps off it."""
+    if "walk" in state.queue:
+        return  # A changed default is on its way to the lanes.
     for lane in {*state.ready, *state.flight, *state.ring, *state.waiting, *state.lanes}:
         ready, flight = len(state.ready.get(lane, ())), len(state.flight.get(lane, ()))
         limit = state.number(lane, "limit")
@@ -324,12 +335,25 @@ def check_ring(state: State, now: float) -> None:
         elif where == ["waiting"] and state.waiting[lane] > now:
             # Time is in whole ms, a bucket's content is not.
             off = state.waiting[lane] - (blocked or now)
-            assert abs(off) <= 2, f"ring: {lane!r} waits until {state.waiting[lane]}, should until {blocked}"
+            assert abs(off) <= NAP + 2, f"ring: {lane!r} waits until {state.waiting[lane]}, should until {blocked}"
         indexed = lane in state.lanes
         assert indexed == (ready + flight > 0), f"lanes: {why}; in the index: {indexed}"
-    vt = float(state.queue.get("vt", 0))
-    behind = {lane: at for lane, at in state.ring.items() if at < vt - 1e-6 * max(1.0, vt)}
-    assert not behind, f"ring: virtual time is {vt}, but lanes stand before it: {behind}"
+
+
+def check_turns(state: State) -> None:
+    """No lane is further ahead than half the circle; what is kept and reserved has its lane; the weights add up."""
+    vt = int(state.queue.get("vt", 0))
+    far = {lane: at for lane, at in state.ring.items() if (at - vt) % CIRCLE > LEAD + 2**32 or at != int(at)}
+    assert not far, f"turns: virtual time is {vt}, but lanes stand too far ahead: {far}"
+    own = [state.settings[lane]["weight"] for lane in state.ring if "weight" in state.settings.get(lane, {})]
+    weights = sum(round(float(weight) * 1000) for weight in own)
+    known = tuple(int(state.queue.get(name, 0)) for name in ("own_lanes", "own_weight"))
+    assert known == (len(own), weights), f"turns: own weights on the ring are {len(own), weights}, noted {known}"
+    for lane in state.kept:
+        assert lane not in state.ring, f"turns: {lane!r} keeps a place and has one"
+        assert lane in state.ready, f"turns: {lane!r} is empty and keeps a place"
+    odd = set(state.reserved) - set(state.ring)
+    assert not odd, f"turns: reserved for lanes that are not on the ring: {sorted(odd)}"
 
 
 def check_wake(state: State, *, token_out: bool = False) -> None:
@@ -355,7 +379,7 @@ def check_keeper(state: State, now: float) -> None:
 def check_leaks(state: State) -> None:
     """Of a lane without messages only settings remain, and state that carries its own end."""
     assert not state.unknown, f"leak: keys that no part of a queue has: {sorted(state.unknown)}"
-    for part in ("throttle", "bucket", "work"):
+    for part in ("throttle", "allowed", "work"):
         for lane in getattr(state, part):
             assert f"{part}:{lane}" in state.ttl, f"leak: {part} of lane {lane!r} has no end"
     odd = set(state.settings) ^ set(state.configured)

@@ -33,7 +33,7 @@ class Kind(str, Enum):
     LANE_INDEX = "lane index wrong"
     """The index of lanes with messages, or of those with settings, does not say what is there."""
     LANE_ENDLESS = "state without an end"
-    """A throttle, rate bucket or time debt that would stay for ever."""
+    """The end of a throttle, a rate's next start or a time debt that would stay for ever."""
     UNKNOWN_KEY = "unknown key"
     """A key under the queue's base that is none of its parts.  Not repaired: it is not ours."""
     NO_RECORD = "no record"
@@ -121,7 +121,7 @@ def judge_lane(now: int, seen: list[Any]) -> Iterator[tuple[Kind, str]]:
         yield Kind.LANE_INDEX, f"{lane.ready} ready, {lane.flight} in flight, in the index: {lane.indexed}"
     if lane.configured != lane.settings:
         yield Kind.LANE_INDEX, f"settings of its own: {lane.settings}, in their index: {lane.configured}"
-    for name, ttl in zip(("throttle", "bucket", "work"), lane.ttls, strict=True):
+    for name, ttl in zip(("throttle", "allowed", "work"), lane.ttls, strict=True):
         if ttl == -1:
             yield Kind.LANE_ENDLESS, f"its {name} has no end"
 
@@ -175,7 +175,7 @@ def judge_message(given: str, seen: list[Any]) -> Iterator[tuple[Kind, str]]:
 def need(pulse: list[Any]) -> bool:
     """Whether a wake token has to be there."""
     state, timed = pairs(pulse[13]), pulse[9] + pulse[2] > 0
-    return state.get("paused") != "1" and (pulse[1] > 0 or (timed and "keeper" not in state))
+    return state.get("paused") != "1" and ("walk" in state or pulse[1] > 0 or (timed and "keeper" not in state))
 
 
 def judge_token(pulse: list[Any]) -> Iterator[tuple[Kind, str]]:

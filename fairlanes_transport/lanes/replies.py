@@ -75,7 +75,7 @@ def queue_stats(queue: str, pulse: list[Any]) -> QueueStats:
         fairness=state.get("fairness") or "count",
         # The queue's own `paused` is no default of its lanes.
         defaults=settings({k: v for k, v in state.items() if k != "paused"}),
-        virtual_time=float(state.get("vt") or 0),
+        virtual_time=(float(state.get("lap") or 0) * 2**52 + float(state.get("vt") or 0)) / 2**28,
         token=tokens > 0,
         expires=float(state["expires"]) / 1000 if state.get("expires", "0") != "0" else None,
         totals={name: int(value) for name, value in sorted(pairs(totals).items())},

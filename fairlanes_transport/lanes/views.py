@@ -47,7 +47,7 @@ class QueueStats:
     #: ``"count"`` or ``"time"``
     fairness: str
     defaults: Settings
-    #: virtual time
+    #: virtual time, in turns of a lane of weight 1
     virtual_time: float
     #: a wake token is there
     token: bool

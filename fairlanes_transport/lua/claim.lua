@@ -1,6 +1,7 @@
 -- Claim up to `max` messages, each lane in its turn: every one becomes a lease, and its attempt goes up.
 --
--- First what time has brought is swept (expired leases, due messages, throttles and rates that have ended).
+-- First what time has brought is swept (expired leases, due messages, throttles and rates that have ended), and a
+-- changed default is brought to the next 100 lanes.
 --
 -- KEYS[1]  base of the queue's keys
 -- ARGV[1]  now        ms; '' = the server's clock
@@ -15,7 +16,7 @@
 --            then per message: tag, attempt, failures, lane, born (ms), envelope, body }
 -- ERRORS   none
 -- COST     O(max * log n); one lookup when the queue is empty
---@include clock record settings ring wake touch failure sweep waits grace
+--@include clock record settings ring wake touch failure sweep waits grace walk
 
 begin_writes()
 if redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 then
@@ -26,13 +27,6 @@ if redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 the
   end
   touch(q)
   return { q.declared and 0 or 2, -1 }
-end
-
--- charge(q, r): the cost of serving the message, in virtual time for a weight of 1.
-local function charge(q, r)
-  if not q.by_time then return r.cost end
-  r.cost = tonumber(redis.call('HGET', K.work .. r.lane, 'mean') or q.mean)
-  return r.cost
 end
 
 local now, max, deadline = now_ms(ARGV[1]), tonumber(ARGV[2]), nil
@@ -47,26 +41,43 @@ else
   trim_dead(policy, now)
 end
 
+walk_on(q, now)
+
+-- take(q, lane, s, at): the lane's next message and its record; and what the lane has paid too much for it. A message
+-- that is dearer than the one that was paid for is paid first, and not taken.
+local function take(q, lane, s, at)
+  if not (q.costs or q.by_time) then
+    local tag = redis.call('ZPOPMIN', K.ready .. lane)[1]
+    return tag, tag and load_record(tag), 0
+  end
+  local paid, tag = reserved(q, lane), redis.call('ZRANGE', K.ready .. lane, 0, 0)[1]
+  local r = tag and load_record(tag)
+  if r and q.by_time then r.cost = paid end
+  if r and r.cost > paid then
+    pay_more(q, s, lane, at, paid, r.cost)
+    return nil, nil, nil
+  end
+  if tag then redis.call('ZREM', K.ready .. lane, tag) end
+  return tag, r, r and paid - r.cost or 0
+end
+
 local claimed, waits = { 0, -1 }, {}
-local taken = 0
-while taken < max and not q.paused do
-  local head = redis.call('ZRANGE', K.ring, 0, 0, 'WITHSCORES')
-  local lane = head[1]
+local taken, dearer = 0, 0
+while taken < max and dearer < 64 and not q.paused do
+  local lane, at = ring_head(q)
   if not lane then break end
   local s = lane_settings(q, lane)
   -- A default limit may have become lower since the lane was placed.
   local full = s.limit and redis.call('SCARD', K.flight .. lane) >= s.limit
-  local tag = not full and redis.call('ZPOPMIN', K.ready .. lane)[1]
-  local r = tag and load_record(tag)
+  local tag, r, credit = nil, nil, 0
+  if not full then tag, r, credit = take(q, lane, s, at) end
   if r then
     r.attempt, r.token = r.attempt + 1, ARGV[4]
-    q.vt = tonumber(head[2])
-    local next_at = q.vt + charge(q, r) / s.weight
     save_record(tag, r)
     redis.call('ZADD', K.leases, deadline, tag)
     redis.call('SADD', K.flight .. lane, tag)
-    if s.rate then spend_token(s, lane, now) end
-    next_turn(q, s, lane, next_at, now)
+    if s.rate then spend_start(s, lane, now) end
+    next_turn(q, s, lane, at, credit, now)
     taken = taken + 1
     local envelope = redis.call('HGET', K.envelope, tag) or ''
     note_wait(waits, r, envelope, now)
@@ -74,11 +85,12 @@ while taken < max and not q.paused do
       redis.call('HGET', K.body, tag) or '' }) do
       claimed[#claimed + 1] = value
     end
-  else
+  elseif credit then
     place(q, lane, now)
+  else
+    dearer = dearer + 1
   end
 end
-if taken > 0 then redis.call('HSET', K.queue, 'vt', string.format('%.17g', q.vt)) end
 count('claimed', taken)
 for total, by in pairs(waits) do count(total, by) end
 local will_park = ARGV[6] == '1' or (ARGV[6] == '2' and taken < max)

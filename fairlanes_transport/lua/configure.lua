@@ -1,7 +1,7 @@
 -- Set and unset what an operator configures of one lane; it acts on the backlog at once.
 --
--- A new weight moves a lane that waits for its turn at once: the rest of its way, score - vt, is stretched by
--- old / new. A new rate or burst leaves the lane the tokens that it has.
+-- A new weight moves a lane that waits for its turn at once: the rest of its way is stretched by old / new. A new rate
+-- or burst leaves the lane the starts that it has.
 --
 -- KEYS[1]  base of the queue's keys
 -- ARGV[1]  now    ms; '' = the server's clock
@@ -24,7 +24,11 @@ begin_writes()
 local now, q, lane = now_ms(ARGV[1]), queue_state(), ARGV[2]
 begin_life(q)
 local old = lane_settings(q, lane)
-local tokens = old.rate and redis.call('EXISTS', K.bucket .. lane) == 1 and tokens_at(old, lane, now)
+-- How many starts the lane could make at once.
+local starts = old.rate and redis.call('EXISTS', K.allowed .. lane) == 1
+  and math.min(old.burst, old.burst - (next_start(old, lane, now) - now) * old.rate)
+local tag = tonumber(redis.call('ZSCORE', K.ring, lane))
+if tag then weigh(q, old, -1) end
 
 for i = 3, #ARGV, 2 do
   if ARGV[i + 1] == '' then
@@ -43,16 +47,20 @@ end
 q.lanes[lane] = nil
 local new = lane_settings(q, lane)
 if not new.rate then
-  redis.call('DEL', K.bucket .. lane)
-elseif tokens and (new.rate ~= old.rate or new.burst ~= old.burst) then
-  tokens = math.min(tokens, new.burst)
-  redis.call('HSET', K.bucket .. lane, 'tokens', string.format('%.17g', tokens), 'at', string.format('%.0f', now))
-  redis.call('PEXPIRE', K.bucket .. lane,
-    string.format('%.0f', math.ceil((new.burst - tokens) / new.rate) + 1000))
+  redis.call('DEL', K.allowed .. lane)
+elseif starts and (new.rate ~= old.rate or new.burst ~= old.burst) then
+  save_start(new, lane, now + (new.burst - math.min(starts, new.burst)) / new.rate, now)
 end
-local at = new.weight ~= old.weight and redis.call('ZSCORE', K.ring, lane)
-if at then
-  redis.call('ZADD', K.ring, string.format('%.17g', q.vt + (at - q.vt) * old.weight / new.weight), lane)
+if tag then weigh(q, new, 1) end
+if new.weight ~= old.weight then
+  local lap, at, cost = kept(lane)
+  if tag then
+    local lead = math.ceil(ahead(q, tag) * old.weight / new.weight)
+    redis.call('ZADD', K.ring, (q.vt + math.min(LEAD, lead)) % CIRCLE, lane)
+  elseif lap and ticks_to(q, lap, at) > 0 then
+    at = q.vt + math.min(LEAD, math.ceil(ticks_to(q, lap, at) * old.weight / new.weight))
+    keep(q, lane, q.lap + math.floor(at / CIRCLE), at % CIRCLE, cost)
+  end
 end
 place(q, lane, now)
 rearm(q)

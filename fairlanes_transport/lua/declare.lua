@@ -9,8 +9,8 @@
 -- ARGV[4]  value    as for configure; fairness: count or time
 -- RETURNS  { 1 the queue is new | 0, 1 call again: something is left to do | 0, 1 it could not be given an end | 0 }
 -- ERRORS   FLARG a default is unknown, or a value out of range; nothing was changed
--- COST     O(number of defaults); when one has changed, O(log n) for each of at most 1,000 lanes
---@include clock checks record settings ring wake touch ruin
+-- COST     O(number of defaults); when one has changed, O(log n) for each of at most 100 lanes; claims go on
+--@include clock checks record settings ring wake touch ruin walk
 
 for i = 3, #ARGV, 2 do
   local refused = refusal(ARGV[i], ARGV[i + 1], OF_A_QUEUE)
@@ -34,7 +34,7 @@ end
 if q.expires == 0 and expires > 0 and redis.call('ZCARD', K.lanes) + redis.call('ZCARD', K.configured) > ENDS_AT_ONCE then
   expires, changed, refused = 0, false, 1
 elseif q.expires == 0 and expires > 0 then
-  local old = { ready = K.ready, flight = K.flight, settings = K.settings, throttle = K.throttle, bucket = K.bucket,
+  local old = { ready = K.ready, flight = K.flight, settings = K.settings, throttle = K.throttle, allowed = K.allowed,
     work = K.work }
   new_life(q)
   for _, index in ipairs({ K.lanes, K.configured }) do
@@ -50,7 +50,7 @@ elseif q.expires > 0 and expires == 0 then
     touch(q)
     return { 0, 1, 0 }
   end
-  for _, key in ipairs({ K.queue, K.totals, K.ring, K.waiting, K.lanes, K.configured, K.message, K.envelope, K.body,
+  for _, key in ipairs({ K.queue, K.totals, K.ring, K.kept, K.reserved, K.waiting, K.lanes, K.configured, K.message, K.envelope, K.body,
     K.leases, K.delayed, K.dead, K.reasons, K.wake }) do
     redis.call('PERSIST', key)
   end
@@ -58,11 +58,14 @@ else
   begin_life(q)
 end
 redis.call('HSET', K.queue, 'expires', ARGV[2] ~= '0' and string.format('%.0f', expires) or '0')
-local replaced = false
+-- Default -> what the lanes' places have to follow; the strongest counts.
+local KINDS = { max_size = '', weight = 'turns', fairness = 'anew' }
+local kind
 for i = 3, #ARGV, 2 do
   local old = redis.call('HGET', K.queue, ARGV[i])
   if (old or '') ~= ARGV[i + 1] then
-    replaced = true
+    local wanted = KINDS[ARGV[i]] or 'place'
+    if wanted ~= '' and kind ~= 'anew' and not (wanted == 'place' and kind) then kind = wanted end
     if ARGV[i + 1] == '' then
       redis.call('HDEL', K.queue, ARGV[i])
     else
@@ -70,11 +73,13 @@ for i = 3, #ARGV, 2 do
     end
   end
 end
+-- What lanes have paid stays written when lanes are charged by messages again.
+if kind == 'anew' then redis.call('HSET', K.queue, 'costs', '1') end
 local used = q.lanes
 q = queue_state()
-if replaced then
-  local now = now_ms(ARGV[1])
-  for _, lane in ipairs(redis.call('ZRANGE', K.lanes, 0, 999)) do place(q, lane, now) end
+if kind and redis.call('EXISTS', K.lanes) == 1 then
+  begin_walk(q, kind)
+  walk_on(q, now_ms(ARGV[1]))
   rearm(q)
 end
 for lane in pairs(used) do q.lanes[lane] = q.lanes[lane] or lane_settings(q, lane) end

@@ -9,7 +9,7 @@
 -- ARGV[3]  lane        tenant
 -- ARGV[4]  priority    0 (first) to 9
 -- ARGV[5]  due         ms since the epoch; 0 = at once
--- ARGV[6]  cost        what a claim charges the lane; > 0
+-- ARGV[6]  cost        what a claim charges the lane; 0.01 to 1000
 -- ARGV[7]  must_exist  1: refuse if the queue was never declared or has expired
 -- ARGV[8]  admit       1: let it in though the lane is full: a running task sends it
 -- ARGV[9]  envelope    JSON
@@ -25,7 +25,7 @@ if redis.replicate_commands then redis.replicate_commands() end
 local now, tag, lane = now_ms(ARGV[1]), ARGV[2], ARGV[3]
 local priority, due, cost = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 if tag == '' or lane == '' or not (priority and priority >= 0 and priority <= 9 and priority % 1 == 0)
-  or not (due and due > -2 ^ 53 and due < 2 ^ 53) or not (cost and cost > 0 and cost < math.huge) then
+  or not (due and due > -2 ^ 53 and due < 2 ^ 53) or not (cost and cost >= 0.01 and cost <= 1000) then
   return redis.error_reply(string.format('FLARG tag %q, lane %q, priority %s, due %s, cost %s', tag, lane, ARGV[4],
     ARGV[5], ARGV[6]))
 end
@@ -60,6 +60,10 @@ local r = {
   attempt = 0, failures = 0, priority = priority, score = 0, cost = cost, born = now,
   slot = false, token = '-', lane = lane,
 }
+if cost ~= 1 and not q.costs then
+  redis.call('HSET', K.queue, 'costs', '1')
+  q.costs = true
+end
 if due > now then
   save_record(tag, r)
   redis.call('ZADD', K.delayed, due, tag)

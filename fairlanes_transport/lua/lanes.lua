@@ -8,7 +8,7 @@
 --            in force: weight, limit or '', rate (tokens/period_ms) or '', burst, max_size or '', 1 paused;
 --            time (ms) until which throttle and rate hold it or '', the throttle's alone or '';
 --            of the next message: born (ms) or '', its eta as written or ''; tag of the last message or '';
---            ms that throttle, bucket and work still live (list; -1 for ever, -2 absent) }
+--            ms that throttle, allowed and work still live (list; -1 for ever, -2 absent) }
 -- ERRORS   none
 -- COST     O(log n) per lane
 --@include clock settings ring
@@ -44,7 +44,7 @@ for i = 2, #ARGV do
   add(record and string.match(record, '^%S+ %S+ %S+ %S+ %S+ (%S+) ') or '')
   add(envelope and string.match(envelope, '"eta":%s*"([^"]*)"') or '')
   add(last or '')
-  add({ redis.call('PTTL', K.throttle .. lane), redis.call('PTTL', K.bucket .. lane),
+  add({ redis.call('PTTL', K.throttle .. lane), redis.call('PTTL', K.allowed .. lane),
     redis.call('PTTL', K.work .. lane) })
 end
 return seen

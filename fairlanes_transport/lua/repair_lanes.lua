@@ -5,7 +5,7 @@
 -- ARGV[2]  lane  and more lanes, or none: then only the wake token
 -- RETURNS  need 0|1
 -- ERRORS   none
--- COST     O(log n) per lane
+-- COST     O(log n) per lane, and for each of at most 1,000 lanes with settings
 --@include clock record settings ring wake touch
 
 begin_writes()
@@ -14,7 +14,7 @@ local now, q = now_ms(ARGV[1]), queue_state()
 if q.keeper and q.keeper_until + 60000 < now then leave_role(q) end
 for i = 2, #ARGV do
   local lane = ARGV[i]
-  for _, key in ipairs({ K.throttle, K.bucket, K.work }) do
+  for _, key in ipairs({ K.throttle, K.allowed, K.work }) do
     if redis.call('PTTL', key .. lane) == -1 then redis.call('PEXPIRE', key .. lane, 3600000) end
   end
   if redis.call('EXISTS', K.settings .. lane) == 1 then
@@ -23,6 +23,14 @@ for i = 2, #ARGV do
     redis.call('ZREM', K.configured, lane)
   end
   place(q, lane, now)
+end
+-- The weights on the ring are counted anew, if few lanes have one of their own.
+local own = redis.call('ZRANGE', K.configured, 0, 1000)
+if #own <= 1000 then
+  q.own_lanes, q.own_weight = 0, 0
+  for _, lane in ipairs(own) do
+    if redis.call('ZSCORE', K.ring, lane) then weigh(q, lane_settings(q, lane), 1) end
+  end
 end
 redis.call('LTRIM', K.wake, 0, 0)
 local need = rearm(q)

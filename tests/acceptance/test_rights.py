@@ -161,7 +161,7 @@ def test_a_producer_does_nothing_else(site: Site) -> None:
     site.may_not(lambda: store.claim("celery", 1, 60_000))
     site.may_not(lambda: store.purge("celery"))
     site.may_not(lambda: store.delete("celery"))
-    site.may_not(lambda: store.caller.call("DEL", f"{PREFIX}fairlanes:1:{{celery}}:message"))
+    site.may_not(lambda: store.caller.call("DEL", f"{PREFIX}fairlanes:2:{{celery}}:message"))
     site.may_not(lambda: store.caller.call("FLUSHALL"))
     site.may_not(lambda: store.caller.call("SHUTDOWN", "NOSAVE"))
     site.may_not(lambda: store.caller.call("GET", "of-somebody-else"))

@@ -303,7 +303,7 @@ def test_a_producer_that_is_not_python(prefork: Stage) -> None:
     client = prefork.server.client()
     digest = client.script_load(scripts.load("enqueue").source)
     arguments = ["", task_id, label, 0, 0, 1, 0, 0, json.dumps(envelope), json.dumps(body)]
-    assert client.evalsha(digest, 1, "fairlanes:1:{celery}:", *arguments) == 1
+    assert client.evalsha(digest, 1, "fairlanes:2:{celery}:", *arguments) == 1
     prefork.expect(label, label, canvas.FORMS["spawning"].notes)
 
 

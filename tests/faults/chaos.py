@@ -306,7 +306,7 @@ class Chaos:
         while time.monotonic() < deadline:
             done = {each["i"] for each in recorded(self.ledger)}
             with contextlib.suppress(redis.exceptions.RedisError):
-                if self.submitted <= done and not self.broker.client().zcard("fairlanes:1:{celery}:leases"):
+                if self.submitted <= done and not self.broker.client().zcard("fairlanes:2:{celery}:leases"):
                     return
             time.sleep(0.5)
 

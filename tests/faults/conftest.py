@@ -87,7 +87,7 @@ class Site:
 
     def total(self, name: str) -> int:
         """One of the queue's totals, such as ``expired``."""
-        return int(self.server.client().hget("fairlanes:1:{celery}:totals", name) or 0)
+        return int(self.server.client().hget("fairlanes:2:{celery}:totals", name) or 0)
 
     def close(self) -> None:
         """Kill the workers, close the rest."""

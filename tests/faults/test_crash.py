@@ -92,7 +92,7 @@ def test_a_task_that_kills_every_child_is_buried(site: Callable[..., Site]) -> N
     here.send("late", 2)
     wait_for(lambda: here.sizes()[3] == 1, 30, "a dead letter")
     assert here.starts() == {1: 3, 2: 1}
-    reason = here.server.client().hvals("fairlanes:1:{celery}:reasons")
+    reason = here.server.client().hvals("fairlanes:2:{celery}:reasons")
     assert len(reason) == 1
     assert b"WorkerLostError" in reason[0]
 

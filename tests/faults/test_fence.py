@@ -44,7 +44,7 @@ def test_a_retry_and_a_child_begin_at_one(site: Callable[..., Site]) -> None:
 
 
 def _key(part: str) -> str:
-    return f"fairlanes:1:{{celery}}:{part}"
+    return f"fairlanes:2:{{celery}}:{part}"
 
 
 def _dead(here: Site) -> dict[str, str]:

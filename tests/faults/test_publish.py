@@ -168,7 +168,7 @@ def test_a_durable_publish_waits_for_replicas(site: Callable[..., Site], kind: s
             wait_for(lambda: replica.client().info("replication")["master_link_status"] == "up", 20, "a replica")
             # A confirmation may come up to a second late, as the replica tells of its disk once a second.
             sender.send("faults.late", 2)
-            assert replica.client().zcard("fairlanes:1:{celery}:ready:default") == 2
+            assert replica.client().zcard("fairlanes:2:{celery}:ready:default") == 2
             replica._process.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
             with pytest.raises(NotConfirmed):
                 sender.send("faults.late", 3)

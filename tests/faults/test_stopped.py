@@ -91,7 +91,7 @@ def test_each_stale_operation_is_refused_and_logged_once(
             lease = got[0].lease
             assert str(lease) == "task task-1 of tenant 'acme', attempt 1"
             theirs = wait_for(lambda: here.store.claim("celery", 1, 60_000).claimed, 5, "the claim of another")
-            before = here.server.client().hgetall("fairlanes:1:{celery}:message")
+            before = here.server.client().hgetall("fairlanes:2:{celery}:message")
             for _ in range(2):
                 if operation == "ack":
                     got[0].channel.qos.ack(got[0].delivery_tag)
@@ -101,7 +101,7 @@ def test_each_stale_operation_is_refused_and_logged_once(
                     got[0].channel.qos.release([got[0].delivery_tag])
                 else:
                     got[0].channel.qos.reject(got[0].delivery_tag, requeue=True)
-            assert here.server.client().hgetall("fairlanes:1:{celery}:message") == before
+            assert here.server.client().hgetall("fairlanes:2:{celery}:message") == before
             assert here.sizes() == (0, 1, 0, 0)
             lines = [record.getMessage() for record in caplog.records if "lease ran out" in record.getMessage()]
             assert len(lines) == 1

@@ -20,7 +20,8 @@ from fairlanes_transport import scripts
 from fairlanes_transport.errors import LaneFull
 from fairlanes_transport.store import Answer, FailurePolicy, Fence, WillPark
 from tests.model.reference import Reference
-from tests.scripts.bench import JOIN, Bench, ClientLink
+from tests.model.turns import CIRCLE
+from tests.scripts.bench import Bench, ClientLink
 
 POLICY = FailurePolicy(
     backoff_base=2.0, backoff_factor=3.0, backoff_max=5.0, max_failures=3, dead_letter_max=2, dead_letter_ttl=60.0
@@ -83,7 +84,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.bench = Bench(type(self).connect(), policy=POLICY)
         self.store, self.queue = self.bench.store, self.bench.queue
         self.link = self.store.caller = Losing(self.bench.client)
-        self.ref = Reference(POLICY, self.wait_of, JOIN, GRACE)
+        self.ref = Reference(POLICY, self.wait_of, GRACE)
         self.tags: list[str] = []
         self.fences: list[Fence] = []
         self.token_out = False
@@ -134,7 +135,7 @@ class QueueMachine(RuleBasedStateMachine):
         lane, n = draw(lanes), draw(st.integers(1, 4))
         priority = draw(st.sampled_from([0, 0, 0, 5, 9]))
         delay = draw(st.sampled_from([0, 0, 0, 1_000, 5_000, 40_000]))
-        cost = draw(st.sampled_from([1, 1, 1, 2.5]))
+        cost = draw(st.sampled_from([1, 1, 1, 2.5, 0.25, 100]))
         for _ in range(n):
             tag = f"t{len(self.tags)}"
             self.tags.append(tag)
@@ -307,7 +308,9 @@ class QueueMachine(RuleBasedStateMachine):
         lane, settings = draw(lanes), draw(bounds)
         self.store.configure(self.queue, lane, **settings)
         ref, old = self.ref, {"weight": 1, "burst": 1, **self.ref.settings.get(lane, {})}
-        tokens = ref.tokens(lane, self.now) if lane in ref.buckets else None
+        starts = None
+        if lane in ref.allowed and "rate" in old:
+            starts = min(old["burst"], old["burst"] - (ref.next_start(lane, self.now) - self.now) * old["rate"])
         own = {**ref.settings.get(lane, {}), **settings}
         if settings.get("rate"):
             of, per = settings["rate"].split("/")
@@ -315,11 +318,11 @@ class QueueMachine(RuleBasedStateMachine):
         own = ref.settings[lane] = {name: value for name, value in own.items() if value}
         new = {"weight": 1, "burst": 1, **own}
         if "rate" not in new:
-            ref.buckets.pop(lane, None)
-        elif tokens is not None and (new["rate"], new["burst"]) != (old.get("rate"), old["burst"]):
-            ref.buckets[lane] = (min(tokens, new["burst"]), self.now)
-        if lane in ref.ring:
-            ref.ring[lane] = ref.vt + (ref.ring[lane] - ref.vt) * old["weight"] / new["weight"]
+            ref.allowed.pop(lane, None)
+        elif starts is not None and (new["rate"], new["burst"]) != (old.get("rate"), old["burst"]):
+            ref.allowed[lane] = self.now + (new["burst"] - min(starts, new["burst"])) / new["rate"]
+        if new["weight"] != old["weight"]:
+            ref.turns.weigh(lane, old["weight"], new["weight"])
         ref.settle(lane, self.now)
         self.rearmed()
 
@@ -392,7 +395,7 @@ class QueueMachine(RuleBasedStateMachine):
     def begin_anew(self, *, keep_finished: bool = False) -> None:
         """The queue is gone: nothing of it comes back, but what it remembers of what was finished."""
         old = self.ref
-        self.ref = Reference(POLICY, self.wait_of, JOIN, GRACE)
+        self.ref = Reference(POLICY, self.wait_of, GRACE)
         if keep_finished:
             self.ref.finished, self.ref.previous = old.finished, old.previous
         self.token_out = False
@@ -410,7 +413,9 @@ class QueueMachine(RuleBasedStateMachine):
             m = ref.messages[tag]
             assert (record.attempt, record.failures, record.token) == (m.attempt, m.failures, m.token), record
             assert (record.lane, record.slot) == (m.lane, m.place == "slot"), record
-        assert state.ring == pytest.approx(ref.ring), "ring"
+        assert state.ring == ref.ring, "ring"
+        kept = {lane: (int(lap) * CIRCLE + int(tag), float(paid)) for lane, (lap, tag, paid) in state.places().items()}
+        assert kept == ref.turns.kept, "kept"
         assert state.waiting == ref.waiting, "waiting"
         roles = {r: (state.queue[r], int(state.queue[f"{r}_until"])) for r in ("keeper", "deputy") if r in state.queue}
         assert roles == ref.roles, "keeper and deputy"

@@ -8,20 +8,25 @@ from types import SimpleNamespace
 from typing import Any
 
 from fairlanes_transport.store import Answer, FailurePolicy, Fence
+from tests.model.turns import Turns
+
+#: ms: how late a lane with work may be and make up for it, and the shortest time that a rate holds a lane
+#: (lua/include/ring.lua)
+CARRY, NAP = 100, 20
 
 
 class Reference:
     """One queue; `waits(tag)` is how long a failed message waits: random, so checked to be in its bounds."""
 
-    def __init__(self, policy: FailurePolicy, waits: Callable[[str], int], join: float, grace: int) -> None:
-        self.policy, self.waits, self.join, self.grace = policy, waits, join, grace
+    def __init__(self, policy: FailurePolicy, waits: Callable[[str], int], grace: int) -> None:
+        self.policy, self.waits, self.grace = policy, waits, grace
         #: place: ready, leased, slot, delayed or dead; time: deadline, due time or time of death; roles: who, until
         self.messages, self.settings = dict[str, Any](), dict[str, dict[str, Any]]()
         self.throttles, self.waiting = (dict[str, int]() for _ in range(2))
         self.finished, self.previous, self.finished_since = set[str](), set[str](), -inf
-        self.vt, self.paused, self.arrivals, self.totals = 0.0, False, count(1), Counter[str]()
-        self.ring, self.roles = dict[str, float](), dict[str, tuple[str, int]]()
-        self.buckets: dict[str, tuple[float, int]] = {}
+        self.paused, self.arrivals, self.totals = False, count(1), Counter[str]()
+        self.turns, self.roles = Turns(), dict[str, tuple[str, int]]()
+        self.allowed = dict[str, float]()
         self.seen, self.no_lease_before = inf, 0
 
     def tags(self, *places: str, lane: str | None = None, until: float = inf) -> list[str]:
@@ -32,23 +37,41 @@ class Reference:
     def setting(self, lane: str, name: str, default: Any = None) -> Any:
         return self.settings.get(lane, {}).get(name, default)
 
-    def tokens(self, lane: str, now: int) -> float:
-        tokens, at = self.buckets.get(lane, (inf, now))
-        return min(self.setting(lane, "burst", 1), tokens + (now - at) * self.setting(lane, "rate"))
+    @property
+    def ring(self) -> dict[str, int]:
+        return self.turns.tags
+
+    def weight(self, lane: str) -> float:
+        return float(self.setting(lane, "weight", 1))
+
+    def cost(self, lane: str) -> float:
+        """What the lane's next message costs."""
+        return float(self.messages[self.tags("ready", lane=lane)[0]].cost)
+
+    def next_start(self, lane: str, now: int, *, idle: bool = False) -> float:
+        rate, burst, at = self.setting(lane, "rate"), self.setting(lane, "burst", 1), self.allowed.get(lane)
+        late = 0 if at is None or idle else max(0, CARRY - (burst - 1) / rate)
+        return max(min(at or 0, now + burst / rate), now - late)
+
+    def held_until(self, lane: str, now: int) -> int:
+        """When throttle and rate let the lane back."""
+        until, rate = self.throttles.get(lane, 0), self.setting(lane, "rate")
+        free = rate and ceil(self.next_start(lane, now) - (self.setting(lane, "burst", 1) - 1) / rate - 0.01)
+        return max(until, free, now + NAP if rate * NAP >= 1 else 0) if rate and free > now else until
 
     def settle(self, lane: str, now: int) -> None:
         """Put the lane on the ring, among those that wait for a time, or on neither."""
         free = len(self.tags("leased", "slot", lane=lane)) < self.setting(lane, "limit", inf)
-        servable = self.tags("ready", lane=lane) and not self.setting(lane, "paused") and free
-        until, rate = self.throttles.get(lane, 0), self.setting(lane, "rate")
-        if rate and self.tokens(lane, now) < 1 - 1e-9:
-            until = max(until, now + ceil((1 - self.tokens(lane, now)) / rate))
+        ready = self.tags("ready", lane=lane)
+        servable = ready if free and not self.setting(lane, "paused") else []
+        if servable and self.setting(lane, "rate"):
+            self.allowed[lane] = self.next_start(lane, now, idle=len(servable) == 1)
+        until = self.held_until(lane, now)
         self.waiting.pop(lane, None)
         if not servable or until > now:
-            self.ring.pop(lane, None)
+            self.turns.leave(lane, works=bool(ready))
         elif lane not in self.ring:
-            self.vt = self.vt if self.ring else 0.0
-            self.ring[lane] = self.vt + 1 / self.setting(lane, "weight", 1) * self.join
+            self.turns.join(lane, self.cost(lane), self.weight(lane))
         if servable and until > now:
             self.waiting[lane] = until
             self.falls_due(until)
@@ -151,13 +174,16 @@ class Reference:
         self.sweep(now)
         taken: list[str] = []
         while len(taken) < n and self.ring and not self.paused:
-            lane = min(self.ring, key=lambda lane: (self.ring[lane], lane))
+            lane = self.turns.head()
+            if self.turns.pay_more(lane, self.cost(lane), self.weight(lane)):
+                continue
             taken += self.tags("ready", lane=lane)[:1]
-            m, self.vt = self.messages[taken[-1]], self.ring[lane]
+            m = self.messages[taken[-1]]
             m.place, m.time, m.attempt, m.token = "leased", now + lease, m.attempt + 1, token
-            self.ring[lane] = self.vt + m.cost / self.setting(lane, "weight", 1)
             if self.setting(lane, "rate"):
-                self.buckets[lane] = (self.tokens(lane, now) - 1, now)
+                self.allowed[lane] = self.next_start(lane, now) + 1 / self.setting(lane, "rate")
+            more = bool(self.tags("ready", lane=lane))
+            self.turns.serve(lane, m.cost, self.cost(lane) if more else None, self.weight(lane))
             self.settle(lane, now)
         self.totals["claimed"] += len(taken)
         return taken

@@ -10,14 +10,14 @@ import redis
 from fairlanes_transport import errors, keys
 from fairlanes_transport.store import Answer, Claimed, FailurePolicy, Fence, Store, Turn
 from tests.harness import FakeLink
-from tests.invariants import Record, State, check, dump
+from tests.invariants import UNIT, Record, State, check, dump
 
-__all__ = ["DONE", "GONE", "JOIN", "STALE", "T0", "Answer", "Bench", "ClientLink", "Fence", "Record", "State", "Turn"]
+__all__ = ["DONE", "GONE", "STALE", "T0", "TURN", "Answer", "Bench", "ClientLink", "Fence", "Record", "State", "Turn"]
 
 #: Where a bench's clock starts: ms since the epoch.
 T0 = 1_700_000_000_000
-#: A lane joins the ring this part of a turn after the virtual time (lua/include/ring.lua).
-JOIN = 1 - 2**-20
+#: Ticks of a turn of cost 1 at weight 1.
+TURN = UNIT
 #: Short, so that tests reach its cap and its end.
 POLICY = FailurePolicy(backoff_base=1.0, backoff_factor=2.0, backoff_max=8.0, max_failures=4)
 
@@ -131,17 +131,7 @@ class Bench:
 
     def configure(self, lane: str, **settings: Any) -> None:
         """Give a lane settings of its own; one that holds messages is placed anew."""
-        key = self.key("settings", lane)
-        for name, value in settings.items():
-            if value is None:
-                self.client.hdel(key, name)
-            else:
-                self.client.hset(key, name, value)
-        if self.client.exists(key):
-            self.client.zadd(self.key("configured"), {lane: 0})
-        else:
-            self.client.zrem(self.key("configured"), lane)
-        self.replace()
+        self.store.configure(self.queue, lane, **settings)
 
     def replace(self) -> None:
         """Have every lane placed anew."""

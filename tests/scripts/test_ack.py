@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scripts.bench import DONE, GONE, JOIN, STALE, T0, Answer, Bench, Fence, Record
+from tests.scripts.bench import DONE, GONE, STALE, T0, TURN, Answer, Bench, Fence, Record
 
 
 def test_the_whole_state(bench: Bench) -> None:
@@ -31,7 +31,7 @@ def test_nothing_of_a_lane_remains(bench: Bench) -> None:
     bench.ack(bench.fence())
     assert not [key for key in bench.client.scan_iter() if b"gone tenant" in key]
     assert set(bench.state().flat()) == {
-        "finished/t", "queue/arrivals", "queue/vt", "totals/acked", "totals/claimed", "totals/enqueued",
+        "finished/t", "queue/arrivals", "queue/last", "queue/vt", "totals/acked", "totals/claimed", "totals/enqueued",
         "totals/wait_le_50",
     }  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_a_lane_at_its_limit_returns_to_the_ring(bench: Bench) -> None:
     bench.mark()
     assert bench.ack_turn(fence).need
     changes = bench.changes()
-    assert (changes["ring/a"], changes["wake"]) == (JOIN / 4, 1)
+    assert (changes["ring/a"], changes["wake"]) == (1 + TURN // 2, 1)
 
 
 # running slots

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairlanes_transport.errors import LaneFull, QueueAbsent, ScriptError
-from tests.scripts.bench import DONE, JOIN, T0, Bench, Record
+from tests.scripts.bench import DONE, T0, TURN, Bench, Record
 
 ODD_NAMES = ["two words", "new\nline", "Ünïcødé ✓", "{braces}", "a:b", "100%", "zero\x00byte", "'; return", "*?[x]"]
 
@@ -19,9 +19,9 @@ def test_into_an_empty_queue(bench: Bench) -> None:
         "lanes/a": 0,
         "message/t": Record("a", score=1, born=T0),
         "queue/arrivals": "1",
-        "queue/vt": "0",
+        "queue/last": "1",
         "ready:a/t": 1,
-        "ring/a": JOIN,
+        "ring/a": 1 + TURN,
         "totals/enqueued": 1,
         "wake": 1,
     }
@@ -36,6 +36,7 @@ def test_a_second_message_of_a_lane_moves_nothing_on_the_ring(bench: Bench) -> N
         "envelope/u": b'{"u"}',
         "message/u": Record("a", score=2, cost=2.5, born=T0),
         "queue/arrivals": "2",
+        "queue/costs": "1",
         "ready:a/u": 2,
         "totals/enqueued": 2,
     }
@@ -180,7 +181,8 @@ def test_a_lane_may_have_any_name(bench: Bench, lane: str) -> None:
     bench.check()
     assert bench.ack([claimed.fence, bench.fence()]) == (DONE, DONE)
     assert set(bench.check().flat()) <= {
-        "finished/t", "finished/u", "queue/arrivals", "queue/vt", "totals/enqueued", "totals/claimed", "totals/acked",
+        "finished/t", "finished/u", "queue/arrivals", "queue/last", "queue/vt", "totals/enqueued", "totals/claimed",
+        "totals/acked",
         "totals/wait_le_50", "totals/wait_ms",
     }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.scripts.bench import DONE, JOIN, T0, Bench, Record
+from tests.scripts.bench import DONE, T0, TURN, Bench, Record
 
 
 def test_nothing_is_due(bench: Bench) -> None:
@@ -25,9 +25,9 @@ def test_an_expired_lease_the_whole_state(bench: Bench) -> None:
         "flight:a/t": None,
         "leases/t": None,
         "message/t": Record("a", attempt=1, failures=1, score=1, born=T0, token=fence.token),
-        "queue/vt": "0",
+        "queue/last": str(1 + TURN),
         "ready:a/t": 1,
-        "ring/a": JOIN,
+        "ring/a": 1 + 2 * TURN,
         "totals/expired": 1,
         "wake": 1,
     }
@@ -44,9 +44,9 @@ def test_a_due_message_the_whole_state(bench: Bench) -> None:
         "lanes/a": 0,
         "message/t": Record("a", priority=1, score=score, born=T0),
         "queue/arrivals": "1",
-        "queue/vt": "0",
+        "queue/last": "1",
         "ready:a/t": score,
-        "ring/a": JOIN,
+        "ring/a": 1 + TURN,
     }
 
 

@@ -189,7 +189,8 @@ def break_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], int]:
 
 
 @pytest.mark.parametrize(
-    ("path", "after"), [("claim.lua", "local taken ="), ("include/ring.lua", "local ready = redis.call('ZCARD'")]
+    ("path", "after"),
+    [("claim.lua", "local taken, dearer ="), ("include/ring.lua", "local ready = redis.call('ZCARD'")],
 )
 @pytest.mark.parametrize("broken", ["local x = nil + 1", "  error('broken')", "no_such_function()"])
 def test_a_failure_names_file_and_line(
@@ -213,7 +214,7 @@ def test_a_command_that_fails_names_file_and_line(bench: Bench) -> None:
 
 
 def test_a_script_that_does_not_compile_names_the_line(bench: Bench, break_at: Callable[[str, str, str], int]) -> None:
-    line = break_at("claim.lua", "local taken =", "local = 2")
+    line = break_at("claim.lua", "local taken, dearer =", "local = 2")
     bench.put("t")
     with pytest.raises(ScriptError, match=f"^claim\\.lua:{line}: "):
         bench.claim()

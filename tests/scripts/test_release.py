@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scripts.bench import DONE, GONE, JOIN, STALE, T0, Bench, Fence, Record
+from tests.scripts.bench import DONE, GONE, STALE, T0, TURN, Bench, Fence, Record
 
 
 def test_the_whole_state(bench: Bench) -> None:
@@ -17,9 +17,9 @@ def test_the_whole_state(bench: Bench) -> None:
     assert bench.changes() == {
         "flight:a/t": None,
         "leases/t": None,
-        "queue/vt": "0",
+        "queue/last": str(1 + TURN),
         "ready:a/t": score,
-        "ring/a": JOIN,
+        "ring/a": 1 + 2 * TURN,
         "totals/released": 1,
         "wake": 1,
     }

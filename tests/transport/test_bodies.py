@@ -103,7 +103,7 @@ def test_an_unreadable_envelope_becomes_a_dead_letter(connection: Connection, se
     client = server.client()
     state = dump(client, "q")
     tag = min(state.ready["default"], key=state.ready["default"].__getitem__)
-    client.hset("fairlanes:1:{q}:envelope", tag, envelope)
+    client.hset("fairlanes:2:{q}:envelope", tag, envelope)
 
     inbox = Inbox(connection.default_channel, "q")
     take(connection, 1)
@@ -119,7 +119,7 @@ def test_get_goes_past_an_unreadable_envelope(connection: Connection, server: Se
     send(connection, "q", "broken", "sound")
     state = dump(server.client(), "q")
     tag = min(state.ready["default"], key=state.ready["default"].__getitem__)
-    server.client().hset("fairlanes:1:{q}:envelope", tag, b"no json")
+    server.client().hset("fairlanes:2:{q}:envelope", tag, b"no json")
     assert connection.default_channel.basic_get("q", no_ack=True).payload == "sound"
 
 

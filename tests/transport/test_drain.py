@@ -263,7 +263,7 @@ def test_send_reply_and_collect_replies(connect: Callable[..., Connection]) -> N
 def test_nothing_is_left_of_a_conversation(connect: Callable[..., Connection], server: Server) -> None:
     test_send_reply_and_collect_replies(connect)
     left = {key.decode() for key in server.client().keys("*")}
-    assert {key for key in left if not key.startswith("fairlanes:1:{ask}")} <= {"fairlanes:1:queues"}
+    assert {key for key in left if not key.startswith("fairlanes:2:{ask}")} <= {"fairlanes:2:queues"}
     assert check(server.client(), "ask").message == {}
 
 

@@ -18,7 +18,7 @@ END = 1.0  # seconds; the promise is "not before, and not much later"
 
 
 def ours_on(server: Server) -> list[str]:
-    return sorted(key.decode() for key in server.client().keys("fairlanes:1:{*"))
+    return sorted(key.decode() for key in server.client().keys("fairlanes:2:{*"))
 
 
 def passing(name: str = "passing", **options: Any) -> Queue:
@@ -41,7 +41,7 @@ def test_consumed_while_parked_it_stays(connect: Callable[..., Connection], serv
         wait_for(lambda: parked(server) == 1, 5, "a parked consumer")
         deadline = time.monotonic() + 3 * END
         while time.monotonic() < deadline:
-            assert "fairlanes:1:{passing}:queue" in ours_on(server)
+            assert "fairlanes:2:{passing}:queue" in ours_on(server)
             time.sleep(0.1)
         send(connect(), "passing", "still here")
         wait_for(lambda: drainer.inbox.bodies, 5, "the message")
@@ -55,7 +55,7 @@ def test_consumed_by_a_process_that_has_not_declared_it(connect: Callable[..., C
     consumer = Consumer(connection.default_channel, [Queue("passing")], auto_declare=False)
     consumer.consume()
     until(connection, lambda: False, timeout=3 * END)
-    assert "fairlanes:1:{passing}:queue" in ours_on(server)
+    assert "fairlanes:2:{passing}:queue" in ours_on(server)
 
 
 def test_consumed_on_another_channel_than_declared(connection: Connection, server: Server) -> None:
@@ -63,7 +63,7 @@ def test_consumed_on_another_channel_than_declared(connection: Connection, serve
     consumer = Consumer(connection.channel(), [Queue("passing")], auto_declare=False)
     consumer.consume()
     until(connection, lambda: False, timeout=3 * END)
-    assert "fairlanes:1:{passing}:queue" in ours_on(server)
+    assert "fairlanes:2:{passing}:queue" in ours_on(server)
 
 
 def test_consumed_beside_a_queue_that_is_always_busy(connection: Connection, server: Server) -> None:
@@ -73,7 +73,7 @@ def test_consumed_beside_a_queue_that_is_always_busy(connection: Connection, ser
     while time.monotonic() < deadline:
         send(connection, "busy", *range(20))
         take(connection, 10)
-        assert "fairlanes:1:{passing}:queue" in ours_on(server)
+        assert "fairlanes:2:{passing}:queue" in ours_on(server)
 
 
 def test_consumed_by_somebody_who_is_busy_it_stays(connection: Connection, server: Server) -> None:
@@ -138,7 +138,7 @@ def test_bindings_of_the_dead_go_when_the_next_one_comes(connection: Connection,
 def test_a_queue_that_is_declared_without_an_end_stays(connection: Connection, server: Server) -> None:
     passing(channel=connection.default_channel).declare()
     Queue("passing", channel=connection.default_channel).declare()
-    assert server.client().pttl("fairlanes:1:{passing}:queue") == -1
+    assert server.client().pttl("fairlanes:2:{passing}:queue") == -1
     send(connection, "passing", 1)
     assert check(server.client(), "passing").ttl == {}
 
@@ -147,5 +147,5 @@ def test_a_queue_that_is_declared_without_an_end_stays(connection: Connection, s
 def test_its_end_may_be_declared_again(connection: Connection, server: Server, times: int) -> None:
     for i in range(times):
         Queue("passing", expires=END * (i + 2), channel=connection.default_channel).declare()
-    left = server.client().pttl("fairlanes:1:{passing}:queue")
+    left = server.client().pttl("fairlanes:2:{passing}:queue")
     assert END * 1000 * times < left <= END * 1000 * (times + 1) * 1.05 + 1

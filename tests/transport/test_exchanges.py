@@ -275,14 +275,14 @@ def test_an_auto_delete_queue_with_messages_stays(connect: Callable[..., Connect
     send(connect(), "passing", 1)
     connection.close()
     assert count(connect(), "passing") == 1
-    ttl = server.client().pttl("fairlanes:1:{passing}:queue")
+    ttl = server.client().pttl("fairlanes:2:{passing}:queue")
     assert 23 * 3600_000 < ttl < 26 * 3600_000
 
 
 @ours
 def test_an_auto_delete_queue_that_nobody_consumed_has_an_end(connection: Connection, server: Server) -> None:
     Queue("passing", auto_delete=True, channel=connection.default_channel).declare()
-    assert server.client().pttl("fairlanes:1:{passing}:queue") > 0
+    assert server.client().pttl("fairlanes:2:{passing}:queue") > 0
 
 
 @ours
@@ -303,7 +303,7 @@ def test_a_queue_can_come_back_after_its_end(connection: Connection, server: Ser
     exchange = Exchange("replies", "direct")
     queue = Queue(name, exchange, routing_key=name, expires=60, channel=connection.default_channel)
     queue.declare()
-    for key in server.client().keys("fairlanes:1:{*"):
+    for key in server.client().keys("fairlanes:2:{*"):
         server.client().delete(key)  # as its end does
     producer = connection.Producer(exchange=exchange)
     producer.publish("into the void", routing_key=name)

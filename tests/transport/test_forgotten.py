@@ -35,7 +35,7 @@ def test_a_producer_with_a_named_exchange(
             producer.publish(i, **publish)
     state = dump(server.client(), "tasks")
     assert (len(state.message), state.queue["limit"]) == (3, "3")
-    assert server.client().smembers("fairlanes:1:queues") == {b"tasks"}
+    assert server.client().smembers("fairlanes:2:queues") == {b"tasks"}
     assert [r.getMessage() for r in caplog.records if "forgotten" in r.getMessage()] == [
         "the broker has forgotten queue 'tasks'; it is declared again, with its bindings"
     ]
@@ -73,7 +73,7 @@ def test_an_idle_consumer_declares_it_again(connect: Callable[..., Connection], 
         wait_for(lambda: "limit" in dump(server.client(), "tasks").queue, 5, "the queue")
         server.client().flushall()
         wait_for(lambda: dump(server.client(), "tasks").queue.get("limit") == "1", 10, "its limit")
-    assert server.client().smembers("fairlanes:1:queues") == {b"tasks"}
+    assert server.client().smembers("fairlanes:2:queues") == {b"tasks"}
 
 
 def test_a_busy_consumer_declares_it_again(connection: Connection, server: Server) -> None:

@@ -206,11 +206,11 @@ def test_inspect_leaves_nothing(server: Server) -> None:
             sender.send("mark", "t", 1, tenant="t")
             worker.wait_for_log("succeeded", 20)
         assert worker.stop() == 0
-    expected = {"fairlanes:1:queues", "_kombu.binding.celery", "_kombu.binding_permanent.celery"}
+    expected = {"fairlanes:2:queues", "_kombu.binding.celery", "_kombu.binding_permanent.celery"}
 
     def odd() -> set[str]:
         keys = {key.decode() for key in server.client().keys("*")}
-        return {key for key in keys - expected if not key.startswith("fairlanes:1:{celery}")}
+        return {key for key in keys - expected if not key.startswith("fairlanes:2:{celery}")}
 
     wait_for(lambda: not odd(), 25, "only what is durable")
     assert check(server.client(), "celery").message == {}

@@ -69,4 +69,4 @@ def test_a_consumer_that_is_dropped_does_not_keep_its_queue(server: Server) -> N
     take(dropped, 1)
     del inbox, dropped
     gc.collect()
-    wait_for(lambda: not server.client().exists("fairlanes:1:{passing}:queue"), 10, "the end of the queue")
+    wait_for(lambda: not server.client().exists("fairlanes:2:{passing}:queue"), 10, "the end of the queue")

@@ -173,9 +173,17 @@ def test_a_full_server_is_told(fresh_server: Callable[..., Server], connect_to: 
     send(connection, "q", "room again")
 
 
-def test_cost_is_checked(connection: Connection, server: Server) -> None:
-    for cost in ("x", 0, -1, True, 1e9):
+def test_the_header_that_cost_header_names_is_checked(connect: Callable[..., Connection], server: Server) -> None:
+    connection = connect(cost_header="cost")
+    for cost in ("x", 0, 0.009, -1, True, 1001, float("nan")):
         with pytest.raises(ValueError, match="cost"):
             send(connection, "q", 1, headers={"cost": cost})
     send(connection, "q", 1, headers={"cost": 2.5})
-    assert [record.cost for record in dump(server.client(), "q").message.values()] == [2.5]
+    send(connection, "q", 1)
+    assert sorted(record.cost for record in dump(server.client(), "q").message.values()) == [1, 2.5]
+
+
+def test_an_application_s_own_cost_header_is_not_read(connection: Connection, server: Server) -> None:
+    send(connection, "q", 1, headers={"cost": "12.50 EUR"})
+    send(connection, "q", 1, headers={"cost": 0})
+    assert [record.cost for record in dump(server.client(), "q").message.values()] == [1, 1]

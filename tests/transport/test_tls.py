@@ -68,7 +68,7 @@ def test_tls(tls: TLSServer, certificates: Path, connect_to: Callable[..., Conne
     asks = tls.args[-1] == "yes"
     own = f"&ssl_certfile={certificates}/client.crt&ssl_keyfile={certificates}/client.key" if asks else ""
     works(connect_to(f"fairlaness://localhost:{tls.tls_port}/1?ssl_ca_certs={certificates}/ca.crt{own}"))
-    assert tls.client(1).exists("fairlanes:1:queues")
+    assert tls.client(1).exists("fairlanes:2:queues")
 
 
 def test_tls_by_settings(tls: TLSServer, certificates: Path) -> None:
@@ -253,7 +253,7 @@ def test_sentinels_over_tls(
     )
     connection.ensure_connection(max_retries=20, interval_start=0.2, interval_step=0)
     works(connection)
-    assert server.client(1, password="secret").exists("fairlanes:1:queues")
+    assert server.client(1, password="secret").exists("fairlanes:2:queues")
     assert "of-the-sentinels" not in caplog.text + repr(connection.transport.options)
 
 

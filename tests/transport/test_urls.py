@@ -90,8 +90,8 @@ def test_a_database(start: Callable[..., Server], connect_to: Callable[..., Conn
     server = start()
     for url in (f"fairlanes://127.0.0.1:{server.port}/5", f"fairlanes://127.0.0.1:{server.port}//5"):
         works(connect_to(url))
-    assert server.client(5).exists("fairlanes:1:queues")
-    assert not server.client(0).exists("fairlanes:1:queues")
+    assert server.client(5).exists("fairlanes:2:queues")
+    assert not server.client(0).exists("fairlanes:2:queues")
 
 
 @pytest.mark.parametrize("url", ["fairlanes://127.0.0.1:{port}/five", "fairlanes://127.0.0.1:{port}/-1"])
@@ -106,7 +106,7 @@ def test_keyword_arguments_in_place_of_a_url(start: Callable[..., Server]) -> No
         transport="fairlanes", hostname="127.0.0.1", port=server.port, password=ODD, virtual_host="2"
     ) as connection:
         works(connection)
-    assert server.client(2, password=ODD).exists("fairlanes:1:queues")
+    assert server.client(2, password=ODD).exists("fairlanes:2:queues")
 
 
 def test_ipv6(start: Callable[..., Server], connect_to: Callable[..., Connection]) -> None:
@@ -132,7 +132,7 @@ def test_a_unix_socket(
     works(connection)
     silent(connection, "hunter2", caplog)
     with redis.Redis(unix_socket_path=str(path), password="hunter2", db=3) as client:
-        assert client.exists("fairlanes:1:queues")
+        assert client.exists("fairlanes:2:queues")
 
 
 # ------------------------------------------------------------------- failover lists
@@ -146,8 +146,8 @@ def test_the_second_broker_of_a_list(start: Callable[..., Server], connect_to: C
     connection = connect_to(f"fairlanes://127.0.0.1:{down}/0;fairlanes://127.0.0.1:{server.port}/4")
     connection.ensure_connection(max_retries=4, interval_start=0, interval_step=0)
     works(connection)
-    assert server.client(4).exists("fairlanes:1:queues")
-    assert not server.client(0).exists("fairlanes:1:queues")
+    assert server.client(4).exists("fairlanes:2:queues")
+    assert not server.client(0).exists("fairlanes:2:queues")
 
 
 def test_over_to_the_second_broker_while_publishing(

@@ -88,7 +88,7 @@ def test_a_queue(rig: Rig) -> None:
 
 def test_the_histogram_is_cumulative(rig: Rig) -> None:
     rig.client.hset(
-        "fairlanes:1:{q}:totals", mapping={"wait_le_50": 2, "wait_le_1000": 3, "wait_le_inf": 1, "wait_ms": 9_000_000}
+        "fairlanes:2:{q}:totals", mapping={"wait_le_50": 2, "wait_le_1000": 3, "wait_le_inf": 1, "wait_ms": 9_000_000}
     )
     scrape = scraper(rig.link)()
     seen = [scrape(f"wait_seconds_bucket{{{le}}}") for le in ("0.05", "0.5", "1.0", "1800.0", "+Inf")]

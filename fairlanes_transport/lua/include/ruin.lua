@@ -8,7 +8,7 @@ local function clear_ruin()
   for _, index in ipairs({ K.ruinlanes, K.ruinconfigured, K.ruinthrottled }) do
     local lanes = redis.call('ZRANGE', index, 0, 99)
     for _, lane in ipairs(lanes) do
-      for _, part in ipairs({ 'ready', 'flight', 'settings', 'throttle', 'bucket', 'work' }) do
+      for _, part in ipairs({ 'ready', 'flight', 'settings', 'throttle', 'allowed', 'work' }) do
         redis.call('UNLINK', K.base .. part .. tail .. lane)
       end
       redis.call('ZREM', index, lane)

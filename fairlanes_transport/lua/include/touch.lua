@@ -54,7 +54,7 @@ local function touch(q, changed)
     if first then left = math.max(1, math.min(left, tonumber(first) - time)) end
     redis.call('PEXPIRE', K.queue, string.format('%.0f', left))
   end
-  for _, key in ipairs({ K.totals, K.ring, K.waiting, K.lanes, K.configured, K.message, K.envelope, K.body, K.leases,
+  for _, key in ipairs({ K.totals, K.ring, K.kept, K.reserved, K.waiting, K.lanes, K.configured, K.message, K.envelope, K.body, K.leases,
     K.delayed, K.dead, K.reasons, K.wake, K.ends }) do
     redis.call('PEXPIRE', key, string.format('%.0f', left))
   end

@@ -58,9 +58,11 @@ local function keep_time(q, consumer, will_park, now)
   return next_at - now
 end
 
--- rearm(q): make the token present if and only if there is need; returns 1 if there is.
+-- rearm(q): what a script ends with. The ring's state is saved, and the token is present if and only if there is need;
+-- returns 1 if there is.
 local function rearm(q)
-  local need = not q.paused and (redis.call('EXISTS', K.ring) == 1
+  save_ring(q)
+  local need = not q.paused and (q.walk or redis.call('EXISTS', K.ring) == 1
     or (not q.keeper and not q.timeless and redis.call('EXISTS', K.delayed, K.waiting) > 0))
   local armed = redis.call('EXISTS', K.wake) == 1
   if need and not armed then
