@@ -134,6 +134,8 @@ _ADVICE = {
     "[on call](../how-to/on-call.md#the-server-is-full).",
     "ClusterRefused": "Connect to a server that is no cluster node.",
     "ScriptError": "`FLARG`: correct the call. `FLSTATE`, or a file and line: report it.",
+    "DeadLettered": "Raised by `get()` of a result. See what killed the workers, then redrive or drop the message: "
+    "[dead letters](../how-to/on-call.md#dead-letters-grow).",
     "LaneFull": "Slow the tenant down, or raise its `max_size`. Publishing again is safe.",
     "BrokerUnavailable": "Nothing, if it passes: Celery reconnects. Else read the server's words in it.",
     "AccessDenied": "Give the user the right that the message names: "

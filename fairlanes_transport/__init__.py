@@ -13,6 +13,7 @@ from . import _register as _register
 
 if TYPE_CHECKING:
     from .errors import BrokerUnavailable as BrokerUnavailable
+    from .errors import DeadLettered as DeadLettered
     from .errors import FairlanesError as FairlanesError
     from .errors import LaneFull as LaneFull
     from .errors import NotConfirmed as NotConfirmed
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 #: Public names, and the module of each.
 _EXPORTS = {
     "BrokerUnavailable": "errors",
+    "DeadLettered": "errors",
     "FairlanesError": "errors",
     "LaneFull": "errors",
     "NotConfirmed": "errors",

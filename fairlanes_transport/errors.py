@@ -127,6 +127,10 @@ class LaneFull(FairlanesError):
         return type(self), self.args, vars(self)
 
 
+class DeadLettered(FairlanesError):
+    """The message of this task is a dead letter: it failed too often, by the death of its worker most likely."""
+
+
 class _SpeakingError(driver.RedisError):
     """redis-py 8 shows its errors as ``network:ConnectionError``, which is what Celery logs: ours say what happened."""
 

@@ -29,6 +29,8 @@ body       hash   tag -> the body's bytes
 leases     zset   tag -> deadline (ms); claimed messages and running slots
 delayed    zset   tag -> due time (ms)
 dead       zset   tag -> time of death (ms)
+untold     zset   tag -> time (ms) from which a worker may tell its sender; dead messages whose failures were
+                  used up
 reasons    hash   tag -> why a dead message died
 finished   set    tags acked in the last minutes, so that a retried publish does not run twice
 previous   set    the same of the five minutes before
@@ -62,7 +64,7 @@ LAYOUT: Final = 2
 #: Parts that exist once per queue.
 QUEUE_PARTS: Final = (
     "queue", "totals", "ring", "kept", "reserved", "waiting", "lanes", "configured", "message", "envelope", "body",
-    "leases", "delayed", "dead", "reasons", "finished", "previous", "wake", "ends", "throttled",
+    "leases", "delayed", "dead", "untold", "reasons", "finished", "previous", "wake", "ends", "throttled",
     "ruin", "ruinlanes", "ruinconfigured", "ruinthrottled",
 )  # fmt: skip
 

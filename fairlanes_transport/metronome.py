@@ -93,6 +93,8 @@ class Metronome:
         self.closed = False
         #: called with a queue that the broker does not know, though it is consumed from
         self.forgotten: Callable[[str], None] = lambda queue: None
+        #: told of each queue with dead letters whose senders are to be told; a Celery worker does it
+        self.on_untold: Callable[[str], None] = lambda queue: None
         #: sends the acks that wait for the end of a turn
         self.flush_acks: Callable[[], None] = lambda: None
         self._order = cycle_by_name(options.queue_order_strategy)()
@@ -302,6 +304,8 @@ class Metronome:
         self._keep_time(queue, turn)
         if not turn.need:
             self.hot.discard(queue)
+        if turn.untold:
+            self.on_untold(queue)
         unwanted = [claimed.fence for claimed in turn.claimed if not self._assign(queue, claimed)]
         if queue not in self.subscriptions:
             # Cancelled while the claim was on its way.

@@ -78,6 +78,10 @@ class QoS(virtual.QoS):
             answer = store.reject(lease.queue, lease.fence, requeue=requeue, reason=lease.reason)
             if answer is Answer.STALE and not again:
                 report_lost(lease)
+            elif answer is Answer.DIED:
+                self._transport.metronome.on_untold(lease.queue)
+            elif not requeue and answer is Answer.DONE:
+                logger.error("%s, queue %r, is a dead letter now: %s", lease, lease.queue, lease.reason)
 
         self.tell(reject)
         self._transport.metronome.wake()

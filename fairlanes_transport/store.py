@@ -35,6 +35,8 @@ class WillPark(IntEnum):
 class Answer(IntEnum):
     """What a fenced operation says of one message."""
 
+    #: it happened, and the message is a dead letter: its failures are used up, and its sender is to be told
+    DIED = 3
     #: it happened, and the running slot is kept until `Store.finish`
     SLOT = 2
     #: it happened
@@ -67,6 +69,18 @@ class Claimed:
 
 
 @dataclass(frozen=True)
+class Dead:
+    """A message whose failures were used up, and whose sender is to be told."""
+
+    tag: bytes
+    lane: str
+    failures: int
+    reason: str
+    envelope: bytes
+    body: bytes
+
+
+@dataclass(frozen=True)
 class Turn:
     """What a consumer learns from a claim or an ack."""
 
@@ -78,6 +92,8 @@ class Turn:
     answers: tuple[Answer, ...] = ()
     #: nobody has declared the queue, or the server has forgotten it
     forgotten: bool = False
+    #: senders of dead letters are to be told: see `Store.untold`
+    untold: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +173,10 @@ _tokens = Tokens()
 MAX_REASON = 1000
 #: Fences in one call at most: a longer one would keep the server from others.
 MAX_FENCES = 500
+
+
+def _readable(text: bytes) -> str:
+    return text.decode("utf-8", "backslashreplace")
 
 
 def _due(reply: int) -> int | None:
@@ -293,7 +313,10 @@ class Store:
                 )
                 for tag, attempt, failures, lane, born, envelope, body in zip(*[iter(reply[2:])] * 7)
             )  # fmt: skip
-            return Turn(bool(reply[0] & 1), _due(reply[1]), claimed=claimed, forgotten=reply[0] > 1)
+            return Turn(
+                bool(reply[0] & 1), _due(reply[1]), claimed=claimed,
+                forgotten=bool(reply[0] & 2), untold=bool(reply[0] & 4),
+            )  # fmt: skip
 
         return self._request(
             "claim", queue, read,
@@ -363,6 +386,18 @@ class Store:
         """Tasks whose messages were acked early have ended: free their running slots; True if there is need."""
         args = [part for fence in fences for part in (*fence, spent_ms.get(fence, 0))]
         return bool(self._run("finish", queue, self._now(), *args))
+
+    def untold(self, queue: str, lease_ms: int, told: bytes = b"") -> Dead | None:
+        """Take a dead letter whose sender is to be told, for `lease_ms` at least; None: there is none.
+
+        Args:
+            told: tag of the one taken before; its sender has been told.
+        """
+        reply = self._run("untold", queue, self._now(), lease_ms, told)
+        if not reply:
+            return None
+        tag, lane, failures, reason, envelope, body = reply
+        return Dead(tag, _readable(lane), int(failures), _readable(reason), envelope, body)
 
     def expire(self, queue: str) -> tuple[int, int]:
         """Sweep once: (expired leases, due messages).  Every claim does it too."""

@@ -16,9 +16,10 @@ All of it acts on messages with a tenant only.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import tenancy
@@ -98,20 +99,31 @@ def _wrap_requests() -> None:
             setattr(Request, name, _in_lane_of_request(method))
 
 
+@contextlib.contextmanager
+def on_behalf_of(request: Mapping[str, Any], app: Celery) -> Iterator[None]:
+    """Send what the block sends as the task of a received message does: into its lane, and also if that is full.
+
+    It is no block of code (`tenancy.tenant`), which would win over an errback's own default.
+
+    Args:
+        request: headers of the message, as a worker keeps them.
+    """
+    carried = tenancy.carried.set(tenancy.tenant_of_request(request, tenancy.header_of(app)))
+    at_work = tenancy.at_work.set(True)
+    try:
+        yield
+    finally:
+        tenancy.at_work.reset(at_work)
+        tenancy.carried.reset(carried)
+
+
 def _in_lane_of_request(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method of a request: what it sends goes into the request's lane."""
 
     @functools.wraps(method)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        name = tenancy.tenant_of_request(self.request_dict, tenancy.header_of(self.app))
-        if name is UNSET:
+        with on_behalf_of(self.request_dict, self.app):
             return method(self, *args, **kwargs)
-        # Not a block of code (`tenancy.tenant`), which would win over an errback's own default.
-        token = tenancy.carried.set(name)
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            tenancy.carried.reset(token)
 
     setattr(wrapper, _UID, True)
     return wrapper

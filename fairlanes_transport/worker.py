@@ -27,6 +27,7 @@ from kombu.utils.url import maybe_sanitize_url
 
 from . import control, tenancy
 from .errors import connection_errors, unreachable
+from .failure_reports import FailureReporter
 from .keeper import Lease
 
 logger = logging.getLogger(__name__)
@@ -190,7 +191,9 @@ class LanesStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, c: Any) -> None:
         """The pool and the connection are there now."""
         self.closing = False
-        c.connection.transport.in_worker = True
+        transport = c.connection.transport
+        transport.in_worker = True
+        transport.metronome.on_untold = FailureReporter(c, transport.store, transport.metronome.lease_ms).schedule
         flush = getattr(c.pool, "flush", None)
         if getattr(c.pool, "uses_semaphore", False) and flush is not None and not hasattr(flush, "keeps_written"):
             c.pool.flush = _keeping_written(c.pool, flush)

@@ -97,6 +97,7 @@ class State:
     leases: dict[str, float] = field(default_factory=dict)
     delayed: dict[str, float] = field(default_factory=dict)
     dead: dict[str, float] = field(default_factory=dict)
+    untold: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     previous: set[str] = field(default_factory=set)
@@ -287,6 +288,8 @@ def check_payloads(state: State) -> None:
         assert not odd, f"conservation: {part} and messages differ in {sorted(odd)}"
     odd = set(state.dead) ^ set(state.reasons)
     assert not odd, f"conservation: reasons and dead letters differ in {sorted(odd)}"
+    odd = set(state.untold) - set(state.dead)
+    assert not odd, f"untold: no dead letters: {sorted(odd)}"
     odd = state.running_slots() - set(state.leases)
     assert not odd, f"conservation: running slots without a lease: {sorted(odd)}"
 

@@ -48,6 +48,8 @@ class Kind(str, Enum):
     """A message that is ready, or in flight, in a lane that is not its own."""
     PAYLOAD_LOST = "payload lost"
     """A message without envelope or body: it cannot be served, and the repair removes it."""
+    UNTOLD = "told of no dead letter"
+    """Somebody is to be told of a dead letter that is none."""
     FLIGHT = "in flight wrong"
     """A lease that its lane does not count, or a lane that counts a lease that is not there."""
     TOKEN_MISSING = "wake token missing"

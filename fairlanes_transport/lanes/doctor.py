@@ -108,6 +108,7 @@ class _Visit:
         ordered = sorted(names)
         for i in range(0, len(ordered), LANES_AT_ONCE):
             self._examine_lanes(ordered[i : i + LANES_AT_ONCE])
+        self._examine_untold()
         self._examine_token()
         self._examine_books()
         return Report(self.queue, tuple(self.findings), len(names), self.messages, tuple(self.skipped))
@@ -254,6 +255,23 @@ class _Visit:
                 self.store.repair_lanes(self.queue, [name])
             for kind, what in wrong:
                 self._found(kind, what, repaired=self.repair, lane=name)
+
+    def _examine_untold(self) -> None:
+        """Who is to be told of a dead letter is told of one that is there.  Untold is looked at again last: both change
+        at one moment.
+        """
+        untold, dead = (self.browser.key(self.queue, part) for part in ("untold", "dead"))
+        for page in self._scan("ZSCAN", "untold"):
+            tags = page[::2]
+            commands = [("ZSCORE", key, tag) for key in (dead, untold) for tag in tags]
+            scores = checked(self.browser.commands.pipeline(commands))
+            for tag, died, told in zip(tags, scores, scores[len(tags) :], strict=False):
+                if died is None and told is not None:
+                    if self.repair:
+                        self.browser.commands.call("ZREM", untold, tag)
+                    self._found(
+                        Kind.UNTOLD, "it is to be told of, but is not dead", repaired=self.repair, tag=text(tag)
+                    )
 
     def _examine_token(self) -> None:
         """A consumer may have popped the token and not claimed yet: look until patience ends."""

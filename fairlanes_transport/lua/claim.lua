@@ -12,7 +12,8 @@
 -- ARGV[6]  will_park  1: after this call the consumer will park if there is no need; 2: if it gets fewer
 --                     than `max`; 0: it will not
 -- ARGV[7]  policy     what happens to failures (include failure)
--- RETURNS  { need 0|1, and 2 more if the queue was not declared, ms until the timekeeper claims again or -1,
+-- RETURNS  { need 0|1, and 2 more if the queue was not declared, and 4 more if the senders of dead letters are to be told
+--            (untold.lua); ms until the timekeeper claims again or -1,
 --            then per message: tag, attempt, failures, lane, born (ms), envelope, body }
 -- ERRORS   none
 -- COST     O(max * log n); one lookup when the queue is empty
@@ -34,11 +35,13 @@ local q, policy = queue_state(), parse_policy(ARGV[7])
 deadline = now + tonumber(ARGV[3])
 see(q, tonumber(ARGV[3]), now)
 sweep_expired(q, policy, now)
+local untold = 0
 if redis.call('EXISTS', K.delayed, K.waiting, K.dead) == 0 then
   q.timeless = true
 else
   sweep_due(q, now)
   trim_dead(policy, now)
+  if (first_time(K.untold) or math.huge) <= now then untold = 4 end
 end
 
 walk_on(q, now)
@@ -95,6 +98,6 @@ count('claimed', taken)
 for total, by in pairs(waits) do count(total, by) end
 local will_park = ARGV[6] == '1' or (ARGV[6] == '2' and taken < max)
 claimed[2] = keep_time(q, ARGV[5], will_park, now)
-claimed[1] = rearm(q) + (q.declared and 0 or 2)
+claimed[1] = rearm(q) + (q.declared and 0 or 2) + untold
 touch(q)
 return claimed

@@ -51,7 +51,7 @@ elseif q.expires > 0 and expires == 0 then
     return { 0, 1, 0 }
   end
   for _, key in ipairs({ K.queue, K.totals, K.ring, K.kept, K.reserved, K.waiting, K.lanes, K.configured, K.message, K.envelope, K.body,
-    K.leases, K.delayed, K.dead, K.reasons, K.wake }) do
+    K.leases, K.delayed, K.dead, K.untold, K.reasons, K.wake }) do
     redis.call('PERSIST', key)
   end
 else

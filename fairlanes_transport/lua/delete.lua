@@ -27,6 +27,6 @@ for from, to in pairs({
     if q.expires > 0 then redis.call('PEXPIRE', K.ruin, string.format('%.0f', math.max(1, redis.call('PTTL', to)))) end
   end
 end
-redis.call('UNLINK', K.queue, K.totals, K.ring, K.kept, K.reserved, K.waiting, K.lanes, K.message, K.envelope, K.body, K.leases, K.delayed,
-  K.dead, K.reasons, K.finished, K.previous, K.wake, K.ends)
+redis.call('UNLINK', K.queue, K.totals, K.ring, K.kept, K.reserved, K.waiting, K.lanes, K.message, K.envelope, K.body,
+  K.leases, K.delayed, K.dead, K.untold, K.reasons, K.finished, K.previous, K.wake, K.ends)
 return clear_ruin() == 1 and 2 or 1

@@ -11,6 +11,7 @@ begin_writes()
 local dropped = 0
 for _, tag in ipairs(ARGV) do
   if redis.call('ZREM', K.dead, tag) == 1 then
+    redis.call('ZREM', K.untold, tag)
     redis.call('HDEL', K.reasons, tag)
     forget(tag)
     dropped = dropped + 1

@@ -16,6 +16,7 @@ for i = 2, #ARGV do
   local tag = ARGV[i]
   local r = load_record(tag)
   if r and redis.call('ZREM', K.dead, tag) == 1 then
+    redis.call('ZREM', K.untold, tag)
     redis.call('HDEL', K.reasons, tag)
     r.attempt, r.failures, r.token = r.attempt + 1, 0, '-'
     save_record(tag, r)

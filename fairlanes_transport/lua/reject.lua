@@ -8,7 +8,7 @@
 -- ARGV[5]  requeue  1: count a failure and come back, until the failures are used up; 0: dead at once
 -- ARGV[6]  reason   text, kept with a dead letter
 -- ARGV[7]  policy   what happens to failures (include failure)
--- RETURNS  1 done, 0 stale, -1 gone
+-- RETURNS  1 done, 3 done and its failures are used up: its sender is to be told (untold.lua), 0 stale, -1 gone
 -- ERRORS   none
 -- COST     O(log n)
 --@include clock record settings ring wake touch failure fence
@@ -21,7 +21,7 @@ if answer == 1 then
   end_lease(tag, r)
   if ARGV[5] == '1' then
     r.failures = r.failures + 1
-    fail(q, tag, r, backoff(policy, r.failures), ARGV[6], policy, now)
+    if fail(q, tag, r, backoff(policy, r.failures), ARGV[6], policy, now) then answer = 3 end
   else
     bury(tag, r, ARGV[6], policy, now)
   end

@@ -23,6 +23,7 @@ local function leave(lane, tag, but)
   end
   if but ~= 'dead' then
     redis.call('ZREM', K.dead, tag)
+    redis.call('ZREM', K.untold, tag)
     redis.call('HDEL', K.reasons, tag)
   end
 end

@@ -31,6 +31,7 @@ local function trim_dead(policy, now)
   end
   for _, tag in ipairs(tags) do
     redis.call('ZREM', K.dead, tag)
+    redis.call('ZREM', K.untold, tag)
     redis.call('HDEL', K.reasons, tag)
     forget(tag)
   end
@@ -47,13 +48,19 @@ local function bury(tag, r, reason, policy, now)
 end
 
 -- fail(q, tag, r, wait, reason, policy, now): count a failure; the message comes back after `wait` ms (0: now),
--- or dies when its failures are used up. The caller has ended its lease and places its lane.
+-- or dies when its failures are used up, and its sender is to be told: then it returns true. The caller has ended its
+-- lease and places its lane.
 local function fail(q, tag, r, wait, reason, policy, now)
   if policy.max_failures > 0 and r.failures >= policy.max_failures then
-    return bury(tag, r, reason, policy, now)
+    redis.call('ZADD', K.untold, now, tag)
+    bury(tag, r, reason, policy, now)
+    return true
   end
   save_record(tag, r)
-  if wait <= 0 then return make_ready(q, tag, r) end
-  redis.call('ZADD', K.delayed, now + wait, tag)
-  schedule(q, now + wait)
+  if wait <= 0 then
+    make_ready(q, tag, r)
+  else
+    redis.call('ZADD', K.delayed, now + wait, tag)
+    schedule(q, now + wait)
+  end
 end

@@ -55,7 +55,7 @@ local function touch(q, changed)
     redis.call('PEXPIRE', K.queue, string.format('%.0f', left))
   end
   for _, key in ipairs({ K.totals, K.ring, K.kept, K.reserved, K.waiting, K.lanes, K.configured, K.message, K.envelope, K.body, K.leases,
-    K.delayed, K.dead, K.reasons, K.wake, K.ends }) do
+    K.delayed, K.dead, K.untold, K.reasons, K.wake, K.ends }) do
     redis.call('PEXPIRE', key, string.format('%.0f', left))
   end
 end
