@@ -156,7 +156,9 @@ def judge(facts: Facts, record: Record) -> Verdict:
 
 
 def worst_spread(facts: Facts, record: Record) -> tuple[float, tuple[str, str]]:
-    """The largest difference of two lanes' claims by weight, times the smaller weight, and which two it is of.
+    """Return the largest difference of two lanes' claims by weight, in units of its bound, and which two it is of.
+
+    The bound is one message for equal weights, else 1/v + 1/w (docs/explanation/fairness.md).
 
     Claims count from the first one on, when all lanes are filled, until either lane may have run dry.
     """
@@ -165,14 +167,15 @@ def worst_spread(facts: Facts, record: Record) -> tuple[float, tuple[str, str]]:
     weights = facts.weights
     for pair in itertools.combinations(facts.unlimited, 2):
         served = Counter(dict.fromkeys(pair, 0))
-        light = min(weights[tenant] for tenant in pair)
+        v, w = (weights[tenant] for tenant in pair)
+        bound = 1 / v if v == w else 1 / v + 1 / w
         for backlogs, claim in _backlogs(record):
             if any(backlogs[tenant] <= slack for tenant in pair):
                 break
             served[claim.tenant] += 1
             one, other = (served[tenant] / weights[tenant] for tenant in pair)
-            if abs(one - other) * light > worst:
-                worst, of = abs(one - other) * light, pair
+            if abs(one - other) / bound > worst:
+                worst, of = abs(one - other) / bound, pair
     return worst, of
 
 
