@@ -5,6 +5,7 @@ The server decides everything by its own clock; `Store.now` is for tests that pa
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -18,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import keys, scripts
-from .errors import LaneFull, QueueAbsent
+from .errors import AccessDenied, LaneFull, QueueAbsent
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +170,8 @@ class Tokens:
 
 _tokens = Tokens()
 
+#: What `declare` answers where `adopt` has to come first.
+_ADOPT = 2
 #: Characters of a dead letter's reason that are kept.
 MAX_REASON = 1000
 #: Fences in one call at most: a longer one would keep the server from others.
@@ -239,10 +242,15 @@ class Store:
                 ``fairness`` (``"count"`` or ``"time"``); None unsets one.
         """
         pairs = [x for name, v in defaults.items() for x in (name, "" if v is None else v)]
-        new, more = False, True
-        while more:
-            was_new, more, refused = self._run("declare", queue, self._now(), expires_ms, *pairs)
+        new, left = False, 1
+        while left:
+            was_new, left, refused, ruins = self._run("declare", queue, expires_ms, *pairs)
             new = new or bool(was_new)
+            if left == _ADOPT:
+                self._run("adopt", queue, expires_ms)
+        if ruins:
+            with contextlib.suppress(AccessDenied):  # who only publishes leaves it to a worker
+                self.clear_ruins(queue)
         if refused:
             logger.warning("queue %r holds too many lanes to be given an end; it stays without one", queue)
         return new

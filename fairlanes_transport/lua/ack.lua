@@ -16,7 +16,7 @@
 --            1 done, 0 stale, -1 gone }
 -- ERRORS   none
 -- COST     O(log n) per message
---@include clock record settings ring wake touch work finished
+--@include clock record settings ring wake touch work remember
 
 begin_writes()
 local now, q = now_ms(ARGV[1]), queue_state()

@@ -17,12 +17,12 @@
 --            then per message: tag, attempt, failures, lane, born (ms), envelope, body }
 -- ERRORS   none
 -- COST     O(max * log n); one lookup when the queue is empty
---@include clock record settings ring wake touch failure sweep waits grace walk
+--@include clock record settings ring wake touch failure sweep waits grace turn walk
 
 begin_writes()
-if redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 then
+local q = queue_state()
+if not q.walk and redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 then
   -- Nothing is here: nobody keeps its time, or what is delayed from now on would rely on somebody who does not come.
-  local q = queue_state()
   if q.keeper or q.deputy then
     redis.call('HDEL', K.queue, 'keeper', 'keeper_until', 'deputy', 'deputy_until')
   end
@@ -31,7 +31,7 @@ if redis.call('EXISTS', K.ring, K.leases, K.delayed, K.waiting, K.dead) == 0 the
 end
 
 local now, max, deadline = now_ms(ARGV[1]), tonumber(ARGV[2]), nil
-local q, policy = queue_state(), parse_policy(ARGV[7])
+local policy = parse_policy(ARGV[7])
 deadline = now + tonumber(ARGV[3])
 see(q, tonumber(ARGV[3]), now)
 sweep_expired(q, policy, now)

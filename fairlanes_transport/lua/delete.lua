@@ -1,7 +1,7 @@
 -- Delete the queue and everything in it; a consumer's later ack finds it gone.
 --
 -- The first step takes all messages, settings and throttles away at once. What is left are keys of lanes that nobody
--- finds; the next calls remove them, or whoever declares the queue.
+-- finds; the next calls remove them, also on behalf of whoever declares the queue.
 --
 -- KEYS[1]  base of the queue's keys
 -- ARGV[1]  if_empty  1: only if it holds no ready, leased or delayed message

@@ -154,7 +154,8 @@ def test_after_a_kill_the_queue_ends_by_itself(server: Server) -> None:
     client = server.client()
     wait_for(lambda: not workers(), 10, "the end of the workers")
     assert client.keys("*"), "what is left"
-    assert all(0 < client.pttl(key) <= 660_000 for key in client.keys("*"))
+    # The keys of lanes end later than the queue, which ends ten minutes after its last use.
+    assert all(0 < client.pttl(key) <= 3 * 600_000 for key in client.keys("*"))
     client.flushall()
 
 

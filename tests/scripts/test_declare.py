@@ -76,9 +76,11 @@ def test_a_default_that_changes_places_the_lanes_anew(bench: Bench) -> None:
     bench.fill("b", 3)
     bench.claim(2)
     bench.store.declare(bench.queue, limit=1)
+    bench.turn(0)
     state = bench.check()
     assert (state.ring, state.wake) == ({}, [])
     bench.store.declare(bench.queue, limit=2)
+    bench.turn(0)
     state = bench.check()
     assert (set(state.ring), len(state.wake)) == ({"a", "b"}, 1)
 
@@ -89,6 +91,7 @@ def test_a_rate_by_default(bench: Bench) -> None:
     bench.claim(2)
     assert bench.check().waiting == {"a": bench.now + 60_000}
     bench.store.declare(bench.queue, rate=None)
+    bench.turn(0)
     state = bench.check()
     assert (state.waiting, list(state.ring)) == ({}, ["a"])
 

@@ -257,10 +257,19 @@ def test_a_walk_wakes_an_idle_fleet(bench: Bench) -> None:
     assert not bench.state().wake
     bench.store.declare("q", limit=2)
     assert bench.drop_token()
-    turns = [bench.turn(0, consumer="c", will_park=True) for _ in range(2)]
+    turns = [bench.turn(0, consumer="c", will_park=True) for _ in range(3)]
     assert all(turn.need for turn in turns)
     state = bench.check()
     assert ("walk" in state.queue, len(state.ring)) == (False, 250)
+
+
+def test_a_walk_over_lanes_that_cannot_be_served_ends(bench: Bench) -> None:
+    bench.configure("a", paused=1)
+    bench.put("t", "a")
+    bench.store.declare("q", limit=2)
+    assert bench.drop_token()
+    assert not bench.turn(1).need
+    assert "walk" not in bench.check().queue
 
 
 def test_fairness_by_time_is_new_to_a_backlog(bench: Bench) -> None:

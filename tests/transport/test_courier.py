@@ -22,6 +22,7 @@ from tests.harness import Server, wait_for
 @pytest.fixture
 def link(server: Server) -> Iterator[Link]:
     link = Link(Address.from_url(server.url()))
+    Store(link).declare("q")
     claim(link).run(link)  # the server knows the script now
     yield link
     link.close()

@@ -342,12 +342,12 @@ def test_a_server_that_does_not_is_warned_of(fresh_server: Callable[..., Server]
 def test_messages_that_nobody_here_serves_are_warned_of(server: Server) -> None:
     client = server.client()
     assert not {"OTHER_LAYOUT", "KOMBU_LIST"} & set(risks(server))
-    client.sadd("fairlanes:2:queues", "celery", "later")
+    client.sadd(keys.queues(layout=keys.LAYOUT + 1), "celery", "later")
     with Connection(server.url("redis")) as kombu:
         for priority in (0, 6):
             kombu.Producer().publish("x", routing_key="celery", priority=priority)
     found = risks(server)
-    assert "layout 2 has 2 queues (celery, later)" in found["OTHER_LAYOUT"]
+    assert f"layout {keys.LAYOUT + 1} has 2 queues (celery, later)" in found["OTHER_LAYOUT"]
     assert "list 'celery' holds 2 messages" in found["KOMBU_LIST"]
     client.hset("unacked", "t", "x")
     assert "1 messages are held by workers on redis://" in risks(server)["KOMBU_LIST"]

@@ -46,8 +46,11 @@ local function touch(q, changed)
   end
   local left = redis.call('PTTL', K.queue)
   if changed or left < q.expires then
-    for _, lane in ipairs(redis.call('ZRANGEBYSCORE', K.ends, '-inf', time + span * 0.6, 'LIMIT', 0, ENDS_AT_ONCE)) do
-      keep_lane(lane, time + span)
+    -- Not ZRANGEBYSCORE: who only publishes has no right to it.
+    local due = redis.call('ZRANGE', K.ends, 0, ENDS_AT_ONCE - 1, 'WITHSCORES')
+    for i = 1, #due, 2 do
+      if tonumber(due[i + 1]) > time + span * 0.6 then break end
+      keep_lane(due[i], time + span)
     end
     left = math.ceil(q.expires * 1.05)
     local first = redis.call('ZRANGE', K.ends, 0, 0, 'WITHSCORES')[2]

@@ -17,14 +17,6 @@ local function rewind(q, lane, anew)
   keep(q, lane, q.lap + math.floor(at / CIRCLE), at % CIRCLE, cost)
 end
 
--- begin_walk(q, kind): from the first lane; `place` only looks where it belongs, `turns` and `anew` rewind it too.
-local function begin_walk(q, kind)
-  local before = q.walk and string.match(q.walk, '^%a+')
-  if before == 'anew' or kind == 'place' and before then kind = before end
-  q.walk = kind .. '-'
-  redis.call('HSET', K.queue, 'walk', q.walk)
-end
-
 -- walk_on(q, now): the next 100 lanes.
 local function walk_on(q, now)
   if not q.walk then return end
