@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import weakref
 
 
 class Doorbell:
@@ -14,6 +15,9 @@ class Doorbell:
         self.reader.setblocking(False)
         self.writer.setblocking(False)
         self._rung = False
+        # Of a connection that is dropped without a close.
+        self._finalizer = weakref.finalize(self, _close, self.reader, self.writer)
+        self._finalizer.atexit = False
 
     def ring(self) -> None:
         """Make `reader` readable."""
@@ -34,5 +38,9 @@ class Doorbell:
 
     def close(self) -> None:
         """Close both ends."""
-        self.reader.close()
-        self.writer.close()
+        self._finalizer()
+
+
+def _close(*sockets: socket.socket) -> None:
+    for sock in sockets:
+        sock.close()
