@@ -33,7 +33,7 @@ from .connectors import Connection, Connector
 from .errors import BrokerUnavailable, NoFreeConnection, OptionError, translate
 from .options import Options
 
-__all__ = ["Address", "Connection", "Link", "readable"]
+__all__ = ["Address", "Connection", "Link", "connect", "readable"]
 
 #: Seconds after which an idle connection is looked at before it is used: the server or a firewall may have
 #: closed it.
@@ -428,6 +428,17 @@ def _raise_nested(reply: list[Any]) -> None:
             _raise_nested(item)
         elif isinstance(item, Exception):
             raise translate(item) from item
+
+
+def connect(connection: Connection) -> None:
+    """Connect a dedicated connection; its socket is closed with it, also if it is dropped without a word.
+
+    Raises:
+        redis.exceptions.RedisError, OSError: the server cannot be reached.
+    """
+    connection.connect()
+    finalizer = weakref.finalize(connection, connection._sock.close)  # type: ignore[attr-defined]
+    finalizer.atexit = False
 
 
 def readable(sock: socket.socket, seconds: float) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as DriverConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from .connections import Connection, Link, readable
+from .connections import Connection, Link, connect, readable
 from .errors import BrokerUnavailable, translate
 from .store import Request
 
@@ -146,7 +146,7 @@ class Courier:
         if self.sock is None:
             self._generation = self.link.generation
             self.connection = self.link.dedicated()
-            self.connection.connect()
+            connect(self.connection)
         assert self.connection is not None
         return self.connection
 

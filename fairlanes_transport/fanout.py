@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as DriverConnectionError
 from redis.exceptions import TimeoutError as DriverTimeoutError
 
 from . import keys
-from .connections import Connection, Link
+from .connections import Connection, Link, connect
 from .errors import ServerFull, unreachable
 from .options import Options
 
@@ -115,7 +115,7 @@ class Fanout:
         silent = self.link.silent_at > 0
         limits = {"socket_timeout": TRY_SECONDS, "socket_connect_timeout": TRY_SECONDS} if silent else {}
         connection = self.link.dedicated(**limits)
-        connection.connect()
+        connect(connection)
         if silent:
             connection._sock.settimeout(self.options.socket_timeout)  # type: ignore[attr-defined]
         self.connection = connection

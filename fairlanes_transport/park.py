@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from . import keys
-from .connections import Connection, Link, readable
+from .connections import Connection, Link, connect, readable
 from .errors import translate
 from .store import Store
 
@@ -123,7 +123,7 @@ class Park:
             # The socket timeout bounds reads of a reply that has begun to come.
             connection = self.connection = self.link.dedicated()
             try:
-                connection.connect()
+                connect(connection)
                 connection.send_command("CLIENT", "ID", check_health=False)
                 self._client_id = int(connection.read_response())
             except NoPermissionError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -70,3 +71,17 @@ def test_a_consumer_that_is_dropped_does_not_keep_its_queue(server: Server) -> N
     del inbox, dropped
     gc.collect()
     wait_for(lambda: not server.client().exists("fairlanes:2:{passing}:queue"), 10, "the end of the queue")
+
+
+def test_a_connection_that_is_dropped_while_it_waits_closes_its_sockets(connect: Callable[..., Connection]) -> None:
+    """A warning of a socket that was left open is an error in these tests."""
+    dropped = Connection(connect().as_uri(include_password=True))
+    inbox = Inbox(dropped.default_channel, "q")
+    with pytest.raises(TimeoutError):
+        dropped.drain_events(timeout=0.2)
+    with pytest.raises(TimeoutError):
+        dropped.drain_events(timeout=0.2)
+    gone = weakref.ref(dropped.transport)
+    del dropped, inbox
+    gc.collect()
+    assert gone() is None
